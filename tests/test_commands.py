@@ -75,6 +75,7 @@ CHANGES = {
     "rnn --manifold stiefel --per-gate --penalty-param 0.5":
         {"manifold": "stiefel", "per_gate": True, "penalty_param": 0.5},
     "hybrid --shares 2 1": {"shares": (2.0, 1.0)},
+    "hybrid --num-trainers 256": {"num_trainers": 256},
     "reinforce --smoke --max-episodes 9": {"max_episodes": 40},
     "rnn --against-local": {"dtype": "float64", "dropout": 0.0},
 }  # fmt: skip
@@ -153,6 +154,8 @@ def test_a_smoke_run_writes_and_prints_what_it_found(args, written, text, capsys
         assert lines[0][:3] == ["Episode", "5", "Last"]
         assert found["episodes"] == len(found["rewards"]) == 40
         assert found["env_steps"] == sum(found["rewards"])
+    if "rnn" in args or "hybrid" in args:
+        assert lines[0][:3] == ["Training", "epoch", "1"]
     if "rnn" in args:
         assert found["steps"] == len(found["feasibility"]["weight"]) == 30
         tokens = found["tokens_per_second"] * found["seconds"]

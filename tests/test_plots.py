@@ -301,6 +301,8 @@ class TestTimeline:
         calls = [call("agent", "ps", "step", 1000), own]
         (ax,) = plots.timeline(calls).axes
         assert min(bar.x0 for bar in work(ax)) == 0
+        rows = [label.get_text() for label in ax.get_yticklabels()]
+        assert rows == ["agent", "ps", "backward", "step"]
         assert lines(ax) == {(500, 600), (800, 900), (500, 900)}
         assert len([c for x in ax.lines for c in x.get_xdata()]) == 2
         numbers = plots.turned(calls)[1]["calls"]

@@ -113,6 +113,14 @@ def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():
         seen |= ids
 
 
+def test_a_figure_with_a_turn_carries_its_numbers():
+    draw, _ = next(iter(FIGURES.values()))
+    turn = "plane", {"text": "</script>"}
+    html = show.figure(draw(), alt="A curve", turn=turn).data
+    assert html.startswith('<figure class="tutorial-output" data-turn="plane"><script')
+    assert html.count("</script>") == 1  # the numbers have no end of a script
+
+
 def test_an_answer_that_is_no_choice_is_refused():
     with pytest.raises(ValueError, match="answer is 'c', but must be one of"):
         show.guess("01-guess-x", "c", choices=("a", "b"))
