@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.parametrize import remove_parametrizations
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.sharded import map_before_gathering
@@ -433,3 +434,13 @@ def test_a_wrong_order_raises_an_error(of_two):
     assert 'contain "."' in found.pop("parallelize_module")  # torch's own
     under = "Linear is under fully_shard: dissolve before, not after"
     assert found == {"fully_shard": under, "free": cut, "twice": cut}
+
+
+def test_a_frozen_weight_stays_frozen_when_it_is_cut_and_gathered():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        layer = constraints.dissolve(nn.Linear(8, 4)).requires_grad_(False)
+        (cut,) = map_before_gathering(layer, init_device_mesh("cpu", (2,)))
+        assert not cut.requires_grad and layer.weight.shape == (4, 8)
+    finally:
+        dist.destroy_process_group()
