@@ -309,10 +309,20 @@ def wait_further(_):
     return remote("c", threading.Event).rpc_sync(timeout=1).wait(5)
 
 
+def send_parameter():
+    """The gradient of a parameter of the caller's that is itself an argument."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    with gradients.context() as context:
+        result = gradients.call(remote("ps", torch.nn.ReLU), "forward", weight)
+        gradients.backward(context, 3 * result.sum())
+        return gradients.gradients(context, [weight])[weight].item()
+
+
 def take_part(at):
     """All of the above, beside another who does the same to the same objects."""
     return {
         "gradients": take_all(at),
+        "parameter": send_parameter(),
         "skipped": skip_steps(),
         "refused": misuse(),
         "caught": catch("b"),

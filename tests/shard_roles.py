@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.constraints.manifolds import (
     Manifold,
     manifold_of,
@@ -90,6 +91,8 @@ def play_maps(rank: int) -> dict:
         tried = [differences(kind, value, partial(strided, mesh)) for value in values]
         found["strided", kind] = largest(tried)
     found["autocast"] = under_autocast(mesh)
+    if (two := meshes()["2"]).get_coordinate() is not None:
+        found["under fsdp"] = [under_fsdp(two, each) for each in (False, True)]
     found["talk"] = {name: heard(mesh, *case[:3]) for name, case in TALK.items()}
     value = drawn((8, 3), 0)
     on, rows = of_kind("stiefel", value), [Shard(0), Replicate()]
@@ -199,6 +202,20 @@ TALK = {
     "oblique, columns": ("oblique columns", (24, 4), "CR", [SCALAR]),
     "oblique, in columns": ("oblique columns", (24, 4), "SR", [4, 4]),
 }
+
+
+def under_fsdp(mesh: DeviceMesh, is_constrained: bool) -> tuple[int, int]:
+    """Number and bytes of the collectives of a step of a layer of 4 x 6."""
+    layer = nn.Linear(4, 6, bias=False, **F64)
+    if is_constrained:
+        dissolve(layer)
+    fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    with Sent() as sent:
+        loss = layer(torch.ones(2, 4, **F64)).sum()
+        if is_constrained:
+            loss = loss + penalty(layer)
+        loss.backward()
+    return sent.collectives, sent.bytes
 
 
 def heard(mesh: DeviceMesh, kind: str, shape: tuple, letters: str) -> tuple[int, int]:

@@ -8,11 +8,19 @@ from importlib.util import find_spec
 import pytest
 import roles
 import seam_roles
+import torch
 from hosts import PATIENCE
 from locks import Second
 from roles import WAYS
 
-from cdopt_tutorial.calls import alone, network, reference, references, remote
+from cdopt_tutorial.calls import (
+    alone,
+    gradients,
+    network,
+    reference,
+    references,
+    remote,
+)
 from cdopt_tutorial.calls.references import Ref
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.run import Role, launch, serve
@@ -54,6 +62,11 @@ class TestWorkers:
                 assert caller["gradients"] == seam_roles.take_all(at)
             # Of 2 x + 3 (2 x).
             assert caller["gradients"][0] == (8, {"weight": 4 * at}, {"weight": 2 * at})
+
+    def test_a_parameter_may_be_an_argument(self, found):
+        with alone():
+            assert seam_roles.send_parameter() == 3
+        assert [caller["parameter"] for caller in found] == [3, 3]
 
     def test_of_steps_that_are_skipped_or_fail_nothing_is_kept(self, found):
         for caller in found:
@@ -107,6 +120,16 @@ def test_one_name_is_one_object_and_no_name_is_a_new_one():
         assert remote("ps", list).local_value() is not one.local_value()
     with alone():  # another run
         assert remote("ps", list, name="a").local_value() is not one.local_value()
+
+
+def test_one_process_has_no_gradients_of_two_trainers():
+    """Each context would have the sum of both, so both together twice that."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    with alone(), gradients.context() as one, gradients.context() as other:
+        for context, factor in ((one, 1), (other, 10)):
+            gradients.backward(context, factor * weight.sum())
+        with pytest.raises(RuntimeError, match="let one trainer have the whole batch"):
+            gradients.take_sum([one, other], [weight])
 
 
 class TestRef:

@@ -59,11 +59,10 @@ def context() -> Iterator[Context]:
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Call a method of a module on its owner; tensors stay part of the graph.
 
-    A tensor that needs a gradient must be an argument by itself, and not an
-    ``nn.Parameter``, which would arrive without a graph. Where graphs are cut, the
-    method must return one tensor or several; elsewhere a result that the loss does not
-    use has a gradient of 0, and not none. A RuntimeError outside of a context, unless
-    gradients are switched off.
+    A tensor that needs a gradient must be an argument by itself. Where graphs are cut,
+    the method must return one tensor or several; elsewhere a result that the loss does
+    not use has a gradient of 0, and not none. A RuntimeError outside of a context,
+    unless gradients are switched off.
     """
     return ask(reference, method, *args)()
 
@@ -127,9 +126,15 @@ def take_sum(
 ) -> dict[Tensor, Tensor]:
     """The sum over several contexts, on the parameters' owner, which then drops them.
 
-    They are added in the order of the contexts, because rounding depends on it.
+    They are added in the order of the contexts, because rounding depends on it. In one
+    process there is no more than one: a RuntimeError otherwise.
     """
-    parameters = list(parameters)
+    contexts, parameters = list(contexts), list(parameters)
+    if contexts.count(None) > 1:
+        raise RuntimeError(
+            "in one process all contexts share their gradients: let one trainer have "
+            "the whole batch there"
+        )
     total: dict[Tensor, Tensor] = {}
     for context in contexts:
         for p, gradient in gradients(context, parameters).items():
@@ -209,6 +214,8 @@ def _ask_recorded(
     part: _Part, reference: Reference, method: str | Callable, args: tuple
 ) -> Callable[[], Any]:
     """A call in a context of torch's, which records it even if it fails."""
+    # A parameter itself would arrive without a graph.
+    args = tree_map_only(nn.Parameter, lambda p: p.view_as(p), args)
     part.open += 1  # until it has returned
     wait = begin(reference, _record, method, part.context, args)
 

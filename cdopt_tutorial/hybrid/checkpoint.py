@@ -63,7 +63,7 @@ def complete(saved: Checkpoint) -> None:
 
 def load(keep: Path) -> Checkpoint:
     """The latest complete checkpoint of a run; ValueError, in one line, if none."""
-    files = list(keep.glob("epoch-*/trainers.pt"))
+    files = list(keep.glob("epoch-[0-9]*/trainers.pt"))
     if not files:
         raise ValueError(f"{str(keep)!r} has no complete checkpoint")
     file = max(files, key=lambda file: int(file.parent.name.removeprefix("epoch-")))

@@ -8,11 +8,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# The first argument of each is the tensor that it sends.
-SENDS = (
-    "c10d::allreduce_", "_c10d_functional::all_reduce",
-    "_c10d_functional::all_gather_into_tensor",
-)  # fmt: skip
+# Which argument of each is the tensor that is counted.
+SENDS = {
+    "c10d::allreduce_": 0, "_c10d_functional::all_reduce": 0,
+    "_c10d_functional::all_gather_into_tensor": 0,
+    "c10d::_allgather_base_": 1, "c10d::_reduce_scatter_base_": 0,  # FSDP2's
+}  # fmt: skip
 EXCHANGE = "c10d::alltoall_base_"
 SILENT = "_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"
 
@@ -21,8 +22,9 @@ class Sent(TorchDispatchMode):
     """Counts collectives, and the bytes of the tensors that this rank gives them.
 
     With two ranks these are the bytes sent: of S bytes on k ranks, a ring's all-reduce
-    sends 2 S (k - 1) / k from each, and an all-gather S (k - 1). Of an all-to-all what
-    a rank keeps is not counted. NotImplementedError for any other collective.
+    sends 2 S (k - 1) / k from each, and an all-gather S (k - 1). Of a reduce-scatter the
+    result counts, S / k, and of an all-to-all what a rank does not keep.
+    NotImplementedError for any other collective.
     """
 
     def __init__(self):
@@ -36,7 +38,8 @@ class Sent(TorchDispatchMode):
             return NotImplemented  # first DTensor turns it into calls on local parts
         name = func.name().partition(".")[0]
         if name in SENDS:
-            given = args[0] if isinstance(args[0], list) else [args[0]]
+            given = args[SENDS[name]]
+            given = given if isinstance(given, list) else [given]
             self.bytes += sum(each.nbytes for each in given)
             self.collectives += 1
         elif name == EXCHANGE:
