@@ -28,7 +28,7 @@ def test_parts_are_mapped_as_the_whole(played, mesh, kind):
 
 
 def test_fsdp_sends_one_sum_more_for_a_constraint(played):
-    """Each of two ranks twice half a weight, half a gradient, and p x p for a penalty."""
+    """Each of two: twice half a weight, half a gradient, and p x p for a penalty."""
     half, square = 8 * 4 * 6 // 2, 8 * 4 * 4
     found = [rank["under fsdp"] for rank in played if "under fsdp" in rank]
     assert found == 2 * [[(3, 3 * half), (4, 3 * half + square)]]

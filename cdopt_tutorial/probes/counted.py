@@ -22,7 +22,7 @@ class Sent(TorchDispatchMode):
     """Counts collectives, and the bytes of the tensors that this rank gives them.
 
     With two ranks these are the bytes sent: of S bytes on k ranks, a ring's all-reduce
-    sends 2 S (k - 1) / k from each, and an all-gather S (k - 1). Of a reduce-scatter the
+    sends 2 S (k - 1) / k from each, an all-gather S (k - 1). Of a reduce-scatter the
     result counts, S / k, and of an all-to-all what a rank does not keep.
     NotImplementedError for any other collective.
     """
