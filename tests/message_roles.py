@@ -25,7 +25,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.parametrize import register_parametrization
+from torch.nn.utils.parametrizations import orthogonal
+from torch.nn.utils.parametrize import (
+    register_parametrization,
+    remove_parametrizations,
+)
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -130,6 +134,12 @@ def whole_modules():
     torch.save(nn.Linear(2, 2), file := io.BytesIO())
     file.seek(0)
     torch.load(file)
+
+
+def plain_copy():
+    layer = orthogonal(nn.Linear(2, 2))
+    remove_parametrizations(copy.deepcopy(layer), "weight")
+    layer(torch.ones(2))
 
 
 def save_parametrized():
@@ -345,7 +355,7 @@ def callee_dies(server):
 ALONE = spawn_at_the_top, function_of_a_notebook, port_is_taken, nobody_at_the_port
 ALONE += a_process_is_missing, no_launcher, old_launcher, no_group, no_rpc
 ALONE += send_a_local_function, send_a_lock, load_in_a_daemon, loader_dies
-ALONE += few_files, whole_modules, save_parametrized
+ALONE += few_files, whole_modules, save_parametrized, plain_copy
 GROUP = cut_parametrized, mix_tensors, train_on_meta, unused_parameters
 GROUP += checkpoint_twice, init_twice, nothing_to_train
 GROUP += load_what_ddp_saved, large_mesh, shard_a_scalar, copy_shards
