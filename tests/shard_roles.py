@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.constraints.manifolds import (
@@ -73,6 +75,16 @@ def error_of(action: Callable[..., Any], *args: Any) -> str:
     except (ValueError, KeyError, RuntimeError) as error:
         return str(error)
     return ""
+
+
+@contextmanager
+def fake_group(world_size: int) -> Iterator[None]:
+    """This process is the first of so many ranks, whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def play_maps(rank: int) -> dict:

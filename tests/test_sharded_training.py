@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from constrained import F64, drawn, move_
-from shard_roles import RANKS, error_of, meshes, off
+from shard_roles import RANKS, error_of, fake_group, meshes, off
 from torch import Tensor, nn
 from torch.distributed._composable import checkpoint
 from torch.distributed.checkpoint.state_dict import (
@@ -30,7 +30,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.parametrize import remove_parametrizations
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.sharded import map_before_gathering
@@ -437,10 +436,7 @@ def test_a_wrong_order_raises_an_error(of_two):
 
 
 def test_a_frozen_weight_stays_frozen_when_it_is_cut_and_gathered():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
+    with fake_group(2):
         layer = constraints.dissolve(nn.Linear(8, 4)).requires_grad_(False)
         (cut,) = map_before_gathering(layer, init_device_mesh("cpu", (2,)))
         assert not cut.requires_grad and layer.weight.shape == (4, 8)
-    finally:
-        dist.destroy_process_group()

@@ -8,12 +8,11 @@ from itertools import islice
 
 import pytest
 import torch
-import torch.distributed as dist
+from shard_roles import fake_group
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial.calls.steps import make_optimizer
@@ -87,13 +86,10 @@ class TestModel:
 
     def test_2d_cuts_a_layer_for_the_pair_and_again_for_the_copies(self):
         config = settings(strategy="2d", num_ranks=4)
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-        try:
+        with fake_group(4):
             model = spread(transformer(config, 9), config, "cpu")
             weight = model.block0.attention.q.weight
             assert weight.to_local().numel() == weight.numel() / 4
-        finally:
-            dist.destroy_process_group()
 
     def test_no_token_sees_a_later_one(self):
         model = transformer(settings(), 200)
