@@ -1,5 +1,6 @@
 """Constrained weights train in shards as in one process."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ def play_training(rank: int, folder: Path) -> dict:
             spread = way(there[mesh], begin(manifold), manifold)
             found[number] = compared(train(*spread), manifold)
     if rank < 2:
-        for play in embedding, after_evaluation, compiled, orders, half, exact:
+        for play in embedding, after_evaluation, compiled, orders, half, exact, clipped:
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found if OLD else found | {"checkpoint": resumed(there, folder)}
@@ -287,6 +288,42 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     evaluate()
     found = {"layer": error_of(constraints.project_, model.up)}
     return found | measured(model, begin(), evaluate)
+
+
+def clipped(mesh: DeviceMesh) -> dict[str, float]:
+    """How far the clipping of the page on layers is from torch's own of one process.
+
+    With a whole layer beside those that are cut, and with a layer on each rank.
+    """
+    page = (Path(__file__).parents[1] / "book/layers.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    (block,) = [each for each in blocks if "def clip_grad_norm_" in each]
+    (x, _), code = batch(0), {"model": nn.Linear(1, 1)}
+    exec(block, code)
+    clip: Any = code["clip_grad_norm_"]
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    cut, whole_one = parallelize_module(begun(), mesh, plan), begun()
+    for each in cut, whole_one:
+        each(x).square().mean().backward()
+    unclipped = clip_grad_norm_(whole_one.parameters(), 0.05)
+    clip(cut.parameters(), 0.05)
+    pairs = zip(cut.parameters(), whole_one.parameters(), strict=True)
+    found = {"parts": max(off(one.grad, other.grad) for one, other in pairs)}
+    stage, whole_one = (nn.ModuleList(begun().children())[:2] for _ in range(2))
+    for number, layer in enumerate(whole_one):
+        layer.weight.grad = drawn(layer.weight.shape, number)
+        stage[number].weight.grad = layer.weight.grad.clone()
+    own = mesh.get_local_rank()
+    clip_grad_norm_(whole_one.parameters(), 0.05)
+    clip(stage[own].parameters(), 0.05, mesh.get_group())
+    found["stages"] = off(stage[own].weight.grad, whole_one[own].weight.grad)
+    return found | {"norm": unclipped.item()}
+
+
+def begun() -> Block:
+    """A free one, the same on every rank."""
+    torch.manual_seed(0)
+    return Block()
 
 
 def half(mesh: DeviceMesh) -> dict[str, float]:
@@ -413,6 +450,12 @@ def test_a_table_cut_by_rows_or_by_columns_and_a_compiled_model(of_two, what):
 
 def test_torchs_orthogonal_before_fully_shard_is_that_of_one_process(of_two):
     assert max(of_two["exact"].values()) <= 1e-12
+
+
+def test_the_pages_clipping_is_torchs_in_one_process(of_two):
+    found = of_two["clipped"]
+    assert found.pop("norm") > 0.1  # so that something is clipped
+    assert max(found.values()) <= 1e-12
 
 
 def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(of_two):
