@@ -274,6 +274,17 @@ class TestFailure:
         assert gone == children
 
 
+@pytest.mark.parametrize("kind", [group._RAISED, group._SILENT, group._LOST_PEER])
+def test_a_failure_is_reported_after_one_more_look_for_what_explains_it(
+    monkeypatch, kind
+):
+    run = group.Group(None, {}, None)
+    run._fail(kind, "a", "raised ValueError")
+    dies = partial(run._fail, group._DIED, "b", "was killed")
+    monkeypatch.setattr(run, "_take_messages", lambda timeout: dies())
+    assert run._cause().headline == "b was killed"
+
+
 def test_a_lost_peer_is_what_one_s_own_connection_says_and_not_a_callee_s():
     gone = RuntimeError("Connection closed by peer")
     assert has_lost_peer(gone)
