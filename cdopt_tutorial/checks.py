@@ -11,7 +11,7 @@ MOST = {
     "num_layers": 64,
     "max_lag": 1000,  # updates, for each of which the agent may keep weights
 }
-# Adam's first step is 10 lr long, and float32 ends at 3.4e38.
+# In its first step Adam computes with 10 lr, and float32 ends at 3.4e38.
 LARGEST_LR = 1e37
 
 

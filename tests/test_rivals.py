@@ -232,6 +232,16 @@ def test_a_step_is_that_of_the_paper(rule, rows, columns, seed):
     near(found, PAPERS[rule](x, g), 1e-12)
 
 
+def test_without_a_rate_it_projects_what_another_optimizer_has_moved():
+    weight = nn.Parameter(drawn((12, 4), 0))
+    optimizer, keep = torch.optim.AdamW([weight]), Rival("projected", [weight], lr=0.0)
+    weight.square().sum().backward()
+    optimizer.step()
+    moved = weight.detach().clone()
+    keep.step()
+    near(weight, polar(moved), 1e-12)
+
+
 def iterated(x: Tensor) -> Tensor:
     """Muon's step of a tall matrix, by products with the matrix itself."""
     a, b, c = rivals.NEWTON_SCHULZ
