@@ -298,13 +298,16 @@ def clipped(mesh: DeviceMesh) -> dict[str, float]:
     page = (Path(__file__).parents[1] / "book/layers.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
     (block,) = [each for each in blocks if "def clip_grad_norm_" in each]
-    (x, _), code = batch(0), {"model": nn.Linear(1, 1)}
+    (x, _), code = batch(0), {"torch": torch, "model": nn.Linear(1, 1)}
     exec(block, code)
     clip: Any = code["clip_grad_norm_"]
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     cut, whole_one = parallelize_module(begun(), mesh, plan), begun()
     for each in cut, whole_one:
         each(x).square().mean().backward()
+    assert "mixed torch.Tensor and DTensor" in error_of(
+        clip_grad_norm_, cut.parameters(), 0.05
+    )
     unclipped = clip_grad_norm_(whole_one.parameters(), 0.05)
     clip(cut.parameters(), 0.05)
     pairs = zip(cut.parameters(), whole_one.parameters(), strict=True)
