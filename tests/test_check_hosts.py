@@ -15,7 +15,7 @@ from test_bare import fits_a_page, imported
 from torch.distributed import TCPStore
 
 PROGRAM = str(Path(__file__).parents[1] / "book" / "jobs" / "check_hosts.py")
-RIGHT = r"a call of rank {} takes [\d.]+ ms, an all-reduce is right"
+RIGHT = r"a call to rank {} takes [\d.]+ ms, an all-reduce is right"
 # Has Python say, where it finds this as it begins, that it is of another version.
 OTHER = "import platform\nplatform.python_version = lambda: '3.10.0'\n"
 

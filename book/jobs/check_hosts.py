@@ -48,7 +48,7 @@ for i in range(size):
     host, has = map(bytes.decode, store.multi_get([f"host{i}", f"versions{i}"]))
     differs = "" if has == versions else f", but {own} has {versions}"
     print(f"rank {i} is {host}: {has}{differs}", flush=True)
-peer, step = (rank + 1) % size, f"answer to a call of rank {(rank + 1) % size}"
+peer, step = (rank + 1) % size, f"answer to a call to rank {(rank + 1) % size}"
 options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=2 * timeout)
 rpc.init_rpc(f"rank{rank}", rank=rank, world_size=size, rpc_backend_options=options)
 times = repeat(lambda: rpc.rpc_sync(f"rank{peer}", os.getpid), number=1)
@@ -57,4 +57,4 @@ torch.distributed.init_process_group("gloo")
 torch.distributed.all_reduce(ranks := torch.full([4096], rank))
 assert ranks.eq(size * (size - 1) // 2).all(), "an all-reduce gave a wrong sum"
 rpc.shutdown()
-print(f"a call of rank {peer} takes {1e3 * min(times):.1f} ms, an all-reduce is right")
+print(f"a call to rank {peer} takes {1e3 * min(times):.1f} ms, an all-reduce is right")
