@@ -1,6 +1,5 @@
 """Roles that the tests launch; they must be importable by the workers."""
 
-import faulthandler
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed.rpc as rpc
 from running import LONG, preload_little
-from torch.utils.data import DataLoader
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.calls import gradients, network
@@ -75,21 +73,6 @@ def call(other, method, *args):
         return getattr(rref.rpc_sync(), method)(*args)
 
 
-def leave_call(other, seconds):
-    """Start a call that takes so long, and do not wait for it."""
-    rpc.rpc_async(other, sleep, args=(seconds,))
-
-
-def sleep(seconds):
-    time.sleep(seconds)
-
-
-def sleep_and_show_nothing(seconds):
-    """The signal at which a worker shows its stacks ends this one."""
-    faulthandler.unregister(signal.SIGUSR1)
-    time.sleep(seconds)
-
-
 def raise_error():
     raise ArithmeticError("seven times six")
 
@@ -120,13 +103,6 @@ def raise_later():
 def send_self(number):
     os.kill(os.getpid(), getattr(signal, number))
     time.sleep(LONG)
-
-
-def stop_in_a_message(size):
-    """Be stopped while the pipe to the parent is full."""
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-    while True:
-        report(bytes(size))
 
 
 def report_and_sleep(seconds):
@@ -160,11 +136,6 @@ def hold_the_interpreter():
     re.match("(a+)+$", 60 * "a" + "b")
 
 
-def report_all(records):
-    for record in records:
-        report(record)
-
-
 def start_child_and_sleep():
     child = subprocess.Popen(["sleep", str(LONG)])
     report(child.pid)
@@ -173,16 +144,10 @@ def start_child_and_sleep():
 
 def speak(records=()):
     """Report, warn, and print a line that does not end."""
-    report_all(records)
+    for record in records:
+        report(record)
     warnings.warn("to be heeded", stacklevel=1)
     print("to be heard", end="")
-
-
-def speak_half():
-    """Print a line that does not end, and fail."""
-    print("half", "a", end=" ", flush=True)
-    print("line", end="")
-    raise_error()
 
 
 class Unreadable:
@@ -190,13 +155,6 @@ class Unreadable:
 
     def __reduce__(self):
         return int, ("no number",)
-
-
-class Silent(Exception):
-    """An error whose text can't be made."""
-
-    def __str__(self):
-        raise ArithmeticError
 
 
 class SlowToArrive:
@@ -216,11 +174,6 @@ def ask_for_module(other, function):
 
 def has_module(name):
     return name in sys.modules
-
-
-def load():
-    batches = DataLoader(range(8), 4, num_workers=2, timeout=60)
-    return sum(batch.sum().item() for batch in batches)
 
 
 def write_in_every_way():

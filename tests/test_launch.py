@@ -5,7 +5,6 @@ import os
 import pickle
 import sys
 import time
-from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -23,9 +22,9 @@ from running import LONG, Script, end_server, listeners, wait_for_end
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.calls.errors import has_lost_peer
-from cdopt_tutorial.run import Role, WorkerError, group, launch, report, serve
+from cdopt_tutorial.run import Role, Wire, WorkerError, group, launch, report, serve
 from cdopt_tutorial.run.launch import LONGEST
-from cdopt_tutorial.run.worker import LOOPBACK, sender
+from cdopt_tutorial.run.worker import sender
 
 pytestmark = pytest.mark.usefixtures("limited")
 SERVE = Role(serve)
@@ -65,7 +64,7 @@ class TestResults:
         def on_report(*record):
             records.append(record)
             modes.append(folder.stat().st_mode & 0o777)
-            assert [*folder.glob("*/worker.role")]
+            assert [*folder.glob("*/worker.log")]
 
         system = {
             "worker": Role(roles.speak, (range(50),)),
@@ -84,23 +83,14 @@ class TestResults:
         assert "[worker]" in captured.err and "to be heeded" in captured.err
         # Nobody else can read the files of the run, and none stays.
         assert set(modes) == {0o700}
-        assert not list(folder.glob("*/worker.role"))
+        assert not list(folder.glob("*/worker.log"))
 
     def test_messages_of_several_threads_stay_whole(self):
         ours, theirs = Pipe()
-        send, come = sender(theirs.fileno()), b""
-        messages = [("stdout", "a", bytes([n]) * 1_000_000) for n in range(8)]
+        send, messages = sender(theirs), [bytes([n]) * 1_000_000 for n in range(8)]
         with ours, theirs, ThreadPoolExecutor(4) as threads:
-            sent = [threads.submit(send, *message) for message in messages]
-            while come.count(b"\n") < len(sent):
-                come += os.read(ours.fileno(), 2**20)
-        found = [pickle.loads(b64decode(line)) for line in come.splitlines()]
-        assert sorted(found) == messages
-
-    def test_the_last_line_is_printed_even_if_it_does_not_end(self, capsys):
-        with pytest.raises(WorkerError, match="^agent raised ArithmeticError"):
-            launch({"agent": Role(roles.speak_half)})
-        assert capsys.readouterr().out == "[agent] half a line\n"
+            threads.map(send, messages)
+            assert sorted(ours.recv() for _ in messages) == [(m,) for m in messages]
 
     def test_a_run_says_nothing_of_itself_and_ends_by_itself(self, capfd, tmp_path):
         system = {
@@ -117,56 +107,42 @@ class TestResults:
         assert (tmp_path / "file").exists()  # so the worker was not killed
 
     def test_workers_are_as_this_process_is_now(self, monkeypatch, tmp_path):
-        """Not as it was when the fork server began; and a run under way goes on."""
-        cpus, go, inner = os.sched_getaffinity(0), tmp_path / "go", []
-
         def state():
-            return os.environ.get("OF_A_TEST"), os.sched_getaffinity(0), os.getcwd()
+            return os.environ.get("OF_A_TEST"), os.getcwd()
 
-        def wait():
-            report("under way")
-            while not go.exists():
-                time.sleep(0.05)
-
-        def change(*_):
-            monkeypatch.chdir(tmp_path)
-            monkeypatch.setenv("OF_A_TEST", "changed")
-            os.sched_setaffinity(0, {min(cpus)})
-            try:
-                inner.append(launch({"c": Role(state)}))
-            finally:
-                os.sched_setaffinity(0, cpus)
-                go.touch()
-
-        before = {"a": None, "b": (None, cpus, os.getcwd())}
-        system = {"a": Role(wait), "b": Role(state)}
-        assert launch(system, on_report=change) == before
-        assert inner == [{"c": ("changed", {min(cpus)}, str(tmp_path))}]
+        monkeypatch.chdir(tmp_path)  # after the fork server began
+        monkeypatch.setenv("OF_A_TEST", "changed")
+        assert launch({"a": Role(state)}) == {"a": ("changed", str(tmp_path))}
 
     def test_a_worker_does_what_any_process_does_and_may_take_for_ever(self):
         """And no number turns into another."""
-        system = {"a": Role(roles.load), "b": Role(roles.launch_inside, (LONGEST,))}
-        system |= {"c": calling("a", abs, -1)}
+        system = {
+            "a": calling("b", abs, -1),
+            "b": Role(roles.launch_inside, (LONGEST,)),
+        }
         endless = {"deadline": math.inf, "join_deadline": 1e12, "rpc_timeout": 0}
         found = launch(system, **endless)
-        assert (found["a"], found["c"]) == (28, 1)
         inner, folder = found["b"]
-        assert inner == {"d": 3, "e": None} and not Path(folder).exists()
+        assert found["a"] == 1 and inner == {"d": 3, "e": None}
+        assert not Path(folder).exists()
 
 
 #: What is refused: a part of what is said, the roles, and an option.
 REFUSED = [
     *(("can't name a worker", {name: SERVE}, {})
-      for name in ("", "with space", "a/b", "ä")),
+      for name in ("", "a/b", "ä")),
     ("at least one", {}, {}),
     ("num_threads is 0, but must be above 0", {"a": Role(serve, num_threads=0)}, {}),
-    *(("must be above 0", {"a": SERVE}, {"deadline": value})
-      for value in (0, -1, math.nan)),
-    ("join_deadline is 0, but must be above 0", {"a": SERVE}, {"join_deadline": 0}),
+    *((f"{name} is nan, but must be above 0", {"a": SERVE}, {name: math.nan})
+      for name in ("deadline", "join_deadline")),
     *(("but must be from 0, for never, to 2e.06", {"a": SERVE}, {"rpc_timeout": value})
-      for value in (-1, math.nan, math.inf, 1e7)),
+      for value in (-1, math.nan, 1e7)),
     *(("but must be a whole number from 1 to 256", {"a": SERVE}, {"rpc_threads": value})
       for value in (0, 0.5, 257)),
+    ("a: its role can't be sent to a worker: TypeError: cannot pickle an open file",
+     {"a": Role(print, (sys.__stderr__,))}, {}),
+    ("polling is True, but must be False", {"a": SERVE},
+     {"polling": True, "wire": Wire()}),
 ]  # fmt: skip
 
 
@@ -181,7 +157,7 @@ class TestRefusal:
         (folder := tmp_path / "gone").mkdir()
         monkeypatch.chdir(folder)
         folder.rmdir()
-        with pytest.raises(OSError, match=f"the working folder is gone: {folder}$"):
+        with pytest.raises(OSError, match=f"the working folder is gone: {folder}"):
             launch({"a": SERVE})
 
 
@@ -190,7 +166,6 @@ LOSES_PEER = Role(roles.throw, (RuntimeError("Connection closed by peer"),))
 #: The headline, a part of the details, the system that fails so, and its options.
 FAILURES = [
     ("a exited with code 0 before it finished", "", {"a": Role(os._exit, (0,))}, {}),
-    ("a exited with code 0 before it finished", "", {"a": Role(sys.exit)}, {}),
     ("a exited with code 1 before it finished", "disk is full",
      {"a": Role(sys.exit, ("disk is full",))}, {}),
     ("a was killed by signal 40", "",
@@ -199,7 +174,6 @@ FAILURES = [
      {"a": Role(roles.Unreadable)}, {}),
     ("a reported what can't be unpickled", "no number",
      {"a": Role(lambda: report(roles.Unreadable()))}, {}),
-    ("a raised Silent", "", {"a": Role(roles.throw, (roles.Silent(),))}, {}),
     ("b raised ArithmeticError", "in raise_error",
      {"a": SERVE, "b": Role(roles.raise_error)}, {}),
     # And not the one that has lost it.
@@ -217,8 +191,6 @@ FAILURES = [
     ("b was stopped (SIGSTOP) and did not go on", "",
      {"a": calling("b", time.sleep, LONG), "c": LOSES_PEER,
       "b": Role(roles.send_self, ("SIGSTOP",))}, {}),
-    ("a was stopped (SIGSTOP) and did not go on", "",
-     {"a": Role(roles.stop_in_a_message, (1_000_000,))}, {}),
 ]  # fmt: skip
 LATE = [
     ("b missed the deadline of 15 s to join", "",
@@ -226,14 +198,8 @@ LATE = [
      {"join_deadline": 15}),
     ("a missed the deadline of 15 s to join", "in never",
      {"a": SERVE}, {"join_deadline": 15, "deadline": 60, "attach": roles.never_join}),
-    ("b missed the run's deadline of 15 s", "in sleep",
-     {"a": SERVE, "b": Role(roles.sleep, (LONG,))}, {"deadline": 15}),
-    # Asked for its stacks, it dies: of that, and after the deadline.
-    ("b missed the run's deadline of 15 s", "",
-     {"a": SERVE, "b": Role(roles.sleep_and_show_nothing, (LONG,))}, {"deadline": 15}),
-    # A call is all that is left of it.
-    ("a missed the run's deadline of 15 s (and b)", "",
-     {"a": Role(roles.leave_call, ("b", LONG)), "b": SERVE}, {"deadline": 15}),
+    ("b missed the run's deadline of 15 s", "in take_part",
+     {"a": SERVE, "b": Role(time.sleep, (LONG,))}, {"deadline": 15}),
 ]  # fmt: skip
 
 
@@ -302,15 +268,14 @@ def test_what_starts_workers_says_why_it_can_not(monkeypatch, capfd):
 
 
 SCRIPT = f"""
-import roles
-from cdopt_tutorial.run import Role, launch
-from cdopt_tutorial.run import group
+import roles, time
+from cdopt_tutorial.run import Role, group, launch
 from running import preload_little
 preload_little()
 group.STOPPED = {LONG}  # or it would end the run
 named = {{
     "waits": Role(roles.report_and_sleep, ({LONG},)),
-    "busy": Role(roles.sleep, ({LONG},)),
+    "busy": Role(time.sleep, ({LONG},)),
     "stopped": Role(roles.send_self, ("SIGSTOP",)),
     "deaf": Role(roles.hold_the_interpreter),
 }}
@@ -335,7 +300,7 @@ def test_workers_go_with_a_killed_parent(tmp_path):
         below = [each for each in below if "tracker" not in str(each.cmdline())]
         (server,) = {psutil.Process(first).ppid()} & {each.pid for each in below}
         psutil.Process(server).suspend()
-        assert len(below) == 5 and [*place.glob("*/*/waits.role")]
+        assert len(below) == 5 and [*place.glob("*/*/waits.log")]
         process.kill()
     try:
         wait_for_end(below)
@@ -348,7 +313,7 @@ def test_workers_go_with_a_killed_parent(tmp_path):
 
 def test_workers_listen_on_loopback_only(tmp_path):
     # Whatever the environment and the host name suggest.
-    others = set(psutil.net_if_addrs()) - {LOOPBACK}
+    others = set(psutil.net_if_addrs()) - {"lo"}
     prefer = partial(roles.prefer, min(others, default="none0"))
     listening = []
     seen = tmp_path / "seen"
@@ -402,6 +367,7 @@ def test_a_process_launches_whatever_it_is(tmp_path):
     (place / "own_module.py").write_text("def answer(): return 0\n")
     with Script(ODDLY, place) as process:
         output, errors = process.communicate(timeout=PATIENCE)
-    assert (output.split(), errors) == (["good"] * 8, "")
+    # Two threads may print into each other's lines.
+    assert (output.replace("\n", ""), errors) == (8 * "good", "")
     assert [path.name for path in tmp_path.iterdir()] == [place.name]
     assert not [*place.glob("cdopt*")]

@@ -10,14 +10,13 @@ import io
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import Node
 from torch.distributed.rpc import PyRRef, api, functions
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
@@ -96,7 +95,14 @@ def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
     """
     if _own is None or result.grad_fn is None:
         return result
-    nodes, starts = _nodes(result, args), list[int]()
+    starts = list[int]()
+    nodes: list[Any] = [result.grad_fn]
+    # Not an argument's, which may be of another worker, nor those of leaves.
+    others = {None, *(arg.grad_fn for arg in args if isinstance(arg, Tensor))}
+    for node in nodes:
+        for behind, _ in node.next_functions:
+            if not hasattr(behind, "variable") and behind not in (*others, *nodes):
+                nodes.append(behind)
     left = itertools.count(len(nodes) - 1, -1)
 
     def end(*_: Any) -> None:  # must not refer to the nodes, which refer to it
@@ -107,21 +113,6 @@ def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
     for node in nodes:
         node.register_hook(end)
     return result
-
-
-def _nodes(result: Tensor, args: Iterable) -> list[Node]:
-    """Autograd's nodes from a result back to arguments and leaves, the result's first.
-
-    An argument from another worker ends at its own node, "recv".
-    """
-    given = {arg.grad_fn for arg in args if isinstance(arg, Tensor)}
-    found, todo = list[Node](), [result.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node and not hasattr(node, "variable") and node not in (*given, *found):
-            found.append(node)
-            todo += [function for function, _ in node.next_functions]
-    return found
 
 
 def mark_until_done(name: str, begin: Callable[[], Future]) -> Future:

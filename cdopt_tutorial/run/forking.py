@@ -5,7 +5,6 @@ neither it nor the workers, and it lives in a network of its own (``fork_server`
 """
 
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
-from typing import Any
 
 from cdopt_tutorial import scratch
 
@@ -46,7 +44,6 @@ def server() -> Iterator[None]:
         forkserver.set_forkserver_preload(list(PRELOAD))
         resource_tracker.ensure_running()  # which would unblock the signal again
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        os.environ[scratch.VARIABLE] = scratch.folder()
         tempdir, spec = config.get("tempdir"), main.get("__spec__")  # pdb's has none
         config["tempdir"] = scratch.short(scratch.folder())  # for the server's socket
         # The name of a program, which multiprocessing does not import.
@@ -57,18 +54,4 @@ def server() -> Iterator[None]:
             yield
         finally:
             main["__spec__"] = spec
-            del os.environ[scratch.VARIABLE]
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _forget() -> None:
-    """In a forked child: the parent's server is not this process's."""
-    global _starting
-    _starting = threading.Lock()
-    server: Any = forkserver._forkserver  # typeshed leaves out what is private
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-    server.__init__()
-
-
-os.register_at_fork(after_in_child=_forget)

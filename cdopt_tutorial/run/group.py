@@ -5,9 +5,7 @@ stopped, and ``_look_at_the_time`` who misses a deadline: the parent keeps these
 torch's own rendezvous has no useful timeout. ``_silent`` finds whom others wait for.
 """
 
-import base64
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -42,34 +40,25 @@ class _Worker:
 
     name: str
     process: BaseProcess
+    pid: int
     control: Connection
     phase: str = "starting"  # then joining, running, serving, done or failed
     heard: float = field(default_factory=time.monotonic)  # last seen going on
     # How much it waits for others: below 2 it keeps them waiting, or does not answer.
     waiting: int = 0
-    done: tuple[Any, Any, Any] = (None, None, None)
-    unread: bytearray = field(default_factory=bytearray)  # of a message
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None  # it has started
-        return self.process.pid
+    done: tuple = ()
 
     @property
     def settled(self) -> bool:
         return self.phase in ("done", "failed")
 
     def messages(self) -> list[tuple]:
-        """Those that have come since the last call; EOFError if no more can come."""
-        # ``Connection.recv`` would wait for the rest from a worker that was stopped.
-        part = os.read(self.control.fileno(), 2**20) if self.control.poll() else b""
-        if not part:
-            raise EOFError
-        self.unread += part
-        if b"\n" not in part:
-            return []
-        *lines, self.unread = self.unread.split(b"\n")
-        return [pickle.loads(base64.b64decode(line)) for line in lines]
+        """Some of those that have come; none if its process has ended."""
+        come: list[tuple] = []
+        with suppress(EOFError, OSError):
+            while self.control.poll() and len(come) < 100:
+                come.append(self.control.recv())
+        return come
 
 
 @contextmanager
@@ -125,10 +114,8 @@ class Group:
 
     def _start(self) -> None:
         for rank, (name, role) in enumerate(self._packed.items()):
-            # A pipe would hold us up if the worker is stopped before it reads.
-            self._settings.file(name, "role").write_bytes(role)
             ours, theirs = Pipe()
-            args = self._settings, name, rank, theirs
+            args = self._settings, name, rank, role, theirs
             process = self._process(target=worker.main, args=args, name=name)
             with theirs:  # or ours would not see that the worker's is closed
                 try:
@@ -136,7 +123,8 @@ class Group:
                 except (EOFError, ConnectionError):
                     what = "could not be started: what starts workers ended, see stderr"
                     raise WorkerError(name, what) from None
-            made = _Worker(name=name, process=process, control=ours)
+            pid = process.pid or 0  # it has one
+            made = _Worker(name=name, process=process, pid=pid, control=ours)
             self._workers.append(made)
 
     def _take_messages(self, timeout: float) -> None:
@@ -147,13 +135,10 @@ class Group:
                 senders |= {each.control: each, each.process.sentinel: each}
         ready = wait(list(senders), timeout)
         for each in dict.fromkeys(senders[end] for end in ready):
-            try:
-                messages = each.messages()
-            except (EOFError, OSError):  # its process has ended
-                self._note_death(each)
-                continue
-            for message in messages:
+            for message in (messages := each.messages()):
                 self._handle(each, *message)
+            if not messages:
+                self._note_death(each)
 
     def _handle(self, each: _Worker, kind: str, name: str, *content: Any) -> None:
         """Handle a message of a worker, or of one of Ray's that it hands on."""
@@ -171,7 +156,7 @@ class Group:
                 record = pack.loads(name, "reported", record)
                 if self._on_report is not None:
                     self._on_report(name, record)
-            case "result", (_, _, _):
+            case "result", _:
                 each.phase, each.done = "done", content
             case "failed", (error, lost_peer):
                 each.phase = "failed"
@@ -192,18 +177,21 @@ class Group:
         each.phase = "failed"
         code = each.process.exitcode
         reason = f"exited with code {code} before it finished"
-        if code is not None and code < 0:
-            reason = f"was killed by {_signal(-code)}"
+        if code is not None and code < 0:  # a real-time signal has no name
+            named = {number.value: number.name for number in signal.Signals}
+            reason = f"was killed by {named.get(-code, f'signal {-code}')}"
         self._fail(_DIED, each.name, reason, self._log(each))
 
     def _look_for_stopped(self) -> None:
         """Fail the run for a worker that was stopped and does not go on."""
         for each in self._workers:
-            if each.settled or not _is_stopped(each.pid):
-                each.heard = time.monotonic()
-            elif time.monotonic() > each.heard + STOPPED:
-                reason = "was stopped (SIGSTOP) and did not go on"
-                self._fail(_DIED, each.name, reason)
+            with suppress(psutil.Error):  # it has just ended
+                status = psutil.Process(each.pid).status()
+                if each.settled or status != psutil.STATUS_STOPPED:
+                    each.heard = time.monotonic()
+                elif time.monotonic() > each.heard + STOPPED:
+                    reason = "was stopped (SIGSTOP) and did not go on"
+                    self._fail(_DIED, each.name, reason)
 
     def _look_at_the_time(self) -> None:
         """Fail the run at a deadline, for the worker that the others wait for."""
@@ -211,11 +199,8 @@ class Group:
         late = [w for phase in phases for w in self._workers if w.phase == phase]
         if late and passed > (limit := self._settings.join_deadline):
             reason = f"missed the deadline of {limit:g} s to join"
-        elif passed > (limit := self._settings.deadline):
-            open_ = self._at_work()
-            late = [each for each in open_ if each.waiting < 3] or open_
-            also = f" (and {', '.join(w.name for w in late[1:])})" if late[1:] else ""
-            reason = f"missed the run's deadline of {limit:g} s{also}"
+        elif passed > (limit := self._settings.deadline) and (late := self._at_work()):
+            reason = f"missed the run's deadline of {limit:g} s"
         else:
             return
         self._fail(_LATE, late[0].name, reason, self._stacks(late[0]))
@@ -245,7 +230,7 @@ class Group:
     def _log(self, each: _Worker) -> str:
         """The end of what the worker's C++ libraries wrote."""
         with suppress(OSError):
-            log = self._settings.file(each.name, "log").read_text(errors="replace")
+            log = self._settings.log(each.name).read_text(errors="replace")
             return "\n".join(log.splitlines()[-80:])
         return ""
 
@@ -259,7 +244,6 @@ class Group:
         while True:
             rank, cause = min(self._failures, key=lambda failure: failure[0])
             grace = GRACE_LOST_PEER if rank == _LOST_PEER else GRACE
-            # Who is late has just been asked for its stacks, which can crash a process.
             if rank in (_DIED, _LATE) or time.monotonic() - begin > grace:
                 break
             self._take_messages(TICK)
@@ -285,34 +269,17 @@ class Group:
         for each in self._workers:
             if each.phase == "done":
                 each.process.join(max(0.0, limit - time.monotonic()))
-        for each in self._workers:
-            _kill(each.pid)
+        for each in self._workers:  # and what they started: each leads a group
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(each.pid, signal.SIGKILL)
         for each in self._workers:
             each.process.join()
             each.process.close()
             each.phase = "failed"  # what it has still sent counts only if it is text
-            with each.control, suppress(EOFError, OSError):
-                while True:
-                    for message in each.messages():
+            with each.control:
+                while messages := each.messages():
+                    for message in messages:
                         self._handle(each, *message)
         for name, stream in [key for key, rest in self._printed.items() if rest]:
             self._print(name, stream, b"\n")
-
-
-def _signal(number: int) -> str:
-    with suppress(ValueError):  # a real-time signal has no name
-        return signal.Signals(number).name
-    return f"signal {number}"
-
-
-def _is_stopped(pid: int) -> bool:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return False
-
-
-def _kill(pid: int) -> None:
-    """Kill a worker and what it started: each worker leads a process group."""
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)

@@ -23,8 +23,6 @@ JOIN = 120.0
 # Seconds for a call: twice torch's own, since it may be an episode, or a step for which
 # others wait.
 PATIENCE = 120.0
-MOST_THREADS = 256  # that answer a worker's calls
-_LIMITS = [getattr(resource, k) for k in dir(resource) if k.startswith("RLIMIT_")]
 
 
 def launch(
@@ -79,7 +77,9 @@ def launch(
     WorkerError, once all have been ended: one of them raised, died, exited early, was
     stopped, did not join, or kept the others waiting.
     """
-    folder = _folder()
+    folder = os.readlink("/proc/self/cwd")
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"the working folder is gone: {folder}")
     settings = Settings(
         world_size=len(roles),
         deadline=deadline,
@@ -91,8 +91,6 @@ def launch(
         counted=wire is not None,
         path=[entry or folder for entry in sys.path],
         environment=dict(os.environ),
-        affinity=os.sched_getaffinity(0),
-        limits={kind: resource.getrlimit(kind) for kind in _LIMITS},
     )
     _check(settings, roles)
     address = on_ray.check(on, trace, wire) if on != "rpc" else None
@@ -128,22 +126,12 @@ def _check(settings: Settings, roles: Mapping[str, Role]) -> None:
         check(role, "num_threads", role.num_threads > 0, "above 0")
     for name in "deadline", "join_deadline":
         check(settings, name, getattr(settings, name) > 0, "above 0")
-    fits = settings.rpc_threads in range(1, MOST_THREADS + 1)
-    whole = f"a whole number from 1 to {MOST_THREADS}"
-    check(settings, "rpc_threads", fits, whole)
+    fits = settings.rpc_threads in range(1, 257)
+    check(settings, "rpc_threads", fits, "a whole number from 1 to 256")
     fits = 0 <= settings.rpc_timeout <= LONGEST
     check(settings, "rpc_timeout", fits, f"from 0, for never, to {LONGEST:g}")
     fits = not (settings.polling and settings.counted)
     check(settings, "polling", fits, "False where bytes are counted")
-
-
-def _folder() -> str:
-    """This process's; OSError, which names it, if it is no longer there."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        gone = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
-        raise FileNotFoundError(f"the working folder is gone: {gone}") from None
 
 
 def _check_open_files(workers: int, polling: bool) -> None:

@@ -18,12 +18,10 @@ def share(
     """Run a function once for each job; return the results in the order of the jobs.
 
     A job is a tuple of positional arguments; ``on_done(jobs_done, result)`` is called
-    after each. Workers, at least 1, have one thread each, so their number does not
-    change the results. Options and errors are those of ``launch``, but there is no
+    after each. Workers have one thread each, so their number does not change the
+    results. Options and errors are those of ``launch``, but there is no
     deadline unless one is given: jobs wait for nobody, and a busy machine may be slow.
     """
-    if num_workers < 1:
-        raise ValueError(f"num_workers is {num_workers}, but must be at least 1")
     numbered = list(enumerate(jobs))
     roles = {
         f"worker{rank}": Role(_run_each, (function, numbered[rank::num_workers]))

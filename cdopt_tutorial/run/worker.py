@@ -1,28 +1,27 @@
 """What runs inside a worker: join the others, play the role, report to the parent.
 
-The role comes in a file. Through a pipe go the worker's phase, what it prints and
-reports, and at last its result, or the error with which it failed.
+Through a pipe go its phase, what it prints and reports, and at last its result, or the
+error with which it failed.
 """
 
-import base64
 import faulthandler
 import importlib
 import io
 import multiprocessing
 import os
 import pickle
-import resource
 import signal
 import socket
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ from cdopt_tutorial.calls.errors import describe, has_lost_peer
 from cdopt_tutorial.probes import trace, wire
 from cdopt_tutorial.run import pack
 
-LOOPBACK = "lo"
 ASK = b"?"  # of the parent: does this worker wait for others?
 Send = Callable[..., None]  # a message: its kind, the worker it is of, its content
 OpenStore = Callable[[int], dist.Store]  # in which a group of so many members forms
@@ -67,36 +65,29 @@ class Settings:
     polling: bool
     traced: bool
     counted: bool
-    # Of the process that launches as they are now, not as at the fork server's start.
+    # Of the process that launches, as they are now.
     path: list[str]
     environment: Mapping[str, str]
-    affinity: set[int]
-    limits: Mapping[int, tuple[int, int]]
     folder: str = ""  # the run's own, which only this user can read
     modules: tuple[str, ...] = ()  # that any role needs
     init_method: str = ""  # the address at which the workers' group forms
-    interface: str = LOOPBACK  # the network device that workers listen on
+    interface: str = "lo"  # the network device that workers listen on
 
-    def file(self, worker: str, kind: str) -> Path:
-        """A worker's file: its "role", or the "log" of its libraries."""
-        return Path(self.folder, f"{worker}.{kind}")
+    def log(self, worker: str) -> Path:
+        """The file to which a worker's libraries write."""
+        return Path(self.folder, f"{worker}.log")
 
 
-def sender(end: int) -> Send:
-    """How a worker sends through its end of the pipe to its parent, in any thread.
-
-    Each message is a line, so that the reader sees where it ends.
-    """
+def sender(to: Connection) -> Send:
+    """How a worker sends to its parent, in any thread."""
     lock = threading.RLock()
 
-    def send(kind: str, worker: str, *content: Any) -> None:
+    def send(*message: Any) -> None:
         # With multiprocessing's own pickler, torch would pass tensors as file
         # descriptors, which die with the sender.
-        line = base64.b64encode(pickle.dumps((kind, worker, *content))) + b"\n"
-        rest = memoryview(line)
+        content = pickle.dumps(message)
         with lock:
-            while rest:
-                rest = rest[os.write(end, rest) :]
+            to.send_bytes(content)
 
     return send
 
@@ -193,23 +184,30 @@ def prepare(attach: Callable[[], None] | None, role: Role) -> Role:
     return role
 
 
-def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
+def main(
+    settings: Settings, name: str, rank: int, packed: bytes, connection: Connection
+) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    send = sender(connection.fileno())
+    send = sender(connection)
     _leave_with_parent(connection, partial(send, "busy", name))
     multiprocessing.set_start_method("fork", force=True)  # as in any other process
-    _take_over(settings)
+    os.environ.clear()
+    # One thread, unless a role asks for more: ``torch.set_num_threads`` affects only
+    # the thread that calls it, and each call is answered in a new one.
+    os.environ.update(settings.environment, OMP_NUM_THREADS="1")
     try:
-        _log_output(settings.file(name, "log"))
+        log = open(settings.log(name), "w")
         folder = scratch.short(settings.folder)
     except FileNotFoundError:  # the parent is ending, and its folder is gone
         os._exit(1)
+    for descriptor in 1, 2:  # what C++ libraries print
+        os.dup2(log.fileno(), descriptor)
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
     print_to(name, send)
     members = f"{folder}/members"
     enter(name, send, lambda size: dist.FileStore(members, size), settings)
     settings = replace(settings, init_method=f"file://{folder}/rendezvous")
     try:
-        packed = settings.file(name, "role").read_bytes()
         role, phase = partial(load, settings, packed), partial(send, "phase", name)
         send("result", name, *take_part(settings, name, rank, role, phase))
     except BaseException as error:  # the parent decides what becomes of it
@@ -246,42 +244,26 @@ def _leave_with_parent(control: Connection, answer: Callable[..., None]) -> None
     # Linux kills us with what has started us, even if we are stopped. The fork server
     # ends with the parent, as long as nobody else holds its "alive" pipe.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    server: Any = forkserver._forkserver  # typeshed leaves out what is private
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    forget_server()
 
     def watch() -> None:
-        while parent.sentinel not in wait([parent.sentinel, control.fileno()]):
-            if os.read(control.fileno(), 1) != ASK:
-                break
-            answer(bool(network.serves), bool(network.waits))
+        with suppress(OSError):
+            while os.read(control.fileno(), 1) == ASK:
+                answer(bool(network.serves), bool(network.waits))
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _take_over(settings: Settings) -> None:
-    """Be as the process that launches.
-
-    But with one thread, unless a role asks for more: ``torch.set_num_threads`` affects
-    only the thread that calls it, and each call is answered in a new one.
-    """
-    os.environ.clear()
-    os.environ.update(settings.environment, OMP_NUM_THREADS="1")
-    os.sched_setaffinity(0, settings.affinity)
-    for kind, limits in settings.limits.items():
-        resource.setrlimit(kind, limits)
+def forget_server() -> None:
+    """In a forked child: the parent's fork server is not this process's."""
+    server = vars(forkserver)["_forkserver"]
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    server.__init__()
 
 
-def _log_output(path: Path) -> None:
-    """Write what C++ libraries print to the worker's log, and stacks on SIGUSR1."""
-    log = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+os.register_at_fork(after_in_child=forget_server)
 
 
 def interface(host: str, named: str | None = None) -> str:
