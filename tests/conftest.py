@@ -57,12 +57,9 @@ FIRST = ["book", "hands", "sharded_training", "shards", "sharded_maps"]
 
 
 def pytest_collection_modifyitems(items):
-    """Sort the groups into the order in which they are run."""
-
     def place(item):
         mark = item.get_closest_marker("xdist_group")
-        own = mark is not None and mark.args[0]
-        return FIRST.index(own) if own in FIRST else len(FIRST)
+        return mark is None or mark.args[0] not in FIRST
 
     items.sort(key=place)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hosts import PATIENCE
@@ -16,18 +17,11 @@ class Second:
 
     def __init__(self, does: Callable[[], Any]):
         self._does, self._there = does, threading.Event()
-        self._lock = threading.RLock()
-        self._thread = threading.Thread(target=self._run)
-        self.results: list[Any] = []
-
-    def _run(self) -> None:
-        try:
-            self.results.append(self._does())
-        finally:
-            self._there.set()
+        self._lock, self._first = threading.RLock(), threading.current_thread()
+        self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> None:
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is not self._first:
             self._there.set()
         self._lock.acquire()
 
@@ -35,12 +29,12 @@ class Second:
         self._lock.release()
 
     def come(self) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1)
+            self._done = self._pool.submit(self._does)
+            self._done.add_done_callback(lambda _: self._there.set())
             assert self._there.wait(PATIENCE)
 
     def done(self) -> Any:
         """What the thread returned."""
-        self._thread.join(PATIENCE)
-        (result,) = self.results
-        return result
+        return self._done.result(PATIENCE)

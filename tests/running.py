@@ -14,10 +14,10 @@ import psutil
 from hosts import still_running
 
 COMMAND = [sys.executable, "-m", "cdopt_tutorial"]
+NOT_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 
 
 def wait_for_end(processes: Iterable[psutil.Process]) -> None:
-    """They must end."""
     assert not (still := still_running(processes)), still
 
 
@@ -35,15 +35,10 @@ def endless(engine: str, folder: Path, *before: str):
 
 
 def preload_little() -> None:
-    """Have this process's fork server import only what every worker needs.
-
-    What it imports besides only saves time in training, and takes a second itself.
-    """
+    """Have this process's fork server import only what every worker needs."""
     from cdopt_tutorial.run import forking
 
-    network, process = forking.PRELOAD[0], "cdopt_tutorial.run.worker"
-    assert process in forking.PRELOAD
-    forking.PRELOAD = network, process
+    forking.PRELOAD = forking.PRELOAD[0], forking.PRELOAD[-1]
 
 
 def end_server() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from running import endless, wait_for_end
+from running import NOT_ROOT, endless, wait_for_end
 
 SHARED = "/dev/shm", "/tmp/ray"
 INTRUDER = 65533
-NOT_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
 
 pytestmark = [
     pytest.mark.engines,

@@ -10,17 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 from hosts import PATIENCE, hosts, lack
-from running import listeners
+from running import NOT_ROOT, listeners
 
 from cdopt_tutorial import own_network
 from cdopt_tutorial.own_network import VARIABLE
 
 TESTS = Path(__file__).parent
 WARNING = "workers share this machine's network: see the page 'Who can reach a run'"
-needs_user_namespaces = pytest.mark.skipif(
-    subprocess.call(["unshare", "--user", "true"], stderr=subprocess.DEVNULL) != 0,
-    reason="the kernel refuses user namespaces",
-)
 
 
 def listeners_below(pid):
@@ -89,8 +85,9 @@ def called(process, machine):
 
 
 @pytest.mark.xdist_group("network")
-def test_nobody_else_reaches_a_run(machine, tmp_path):
-    with start(machine, tmp_path) as process:
+@pytest.mark.parametrize("how", [(), NOT_ROOT], ids=["root", "not root"])
+def test_nobody_else_reaches_a_run(machine, how, tmp_path):
+    with start([*machine, *how], tmp_path) as process:
         for polling in False, True:
             ports, names, reached = called(process, machine)
             assert len(ports) >= 4  # of RPC and of gloo, every worker's
@@ -110,47 +107,25 @@ def test_in_the_machines_network_everybody_reaches_it(machine, tmp_path):
         process.kill()
 
 
-LAUNCH = """
-from running import end_server, preload_little
-preload_little()
-from cdopt_tutorial.run import Role, launch, serve
-run = lambda: launch({"a": Role(serve), "b": Role(serve)})
-"""
-# In one process: in the machine's network by choice, then twice not by choice.
 TWICE = """
-import os, sys
-from cdopt_tutorial.own_network import VARIABLE
-os.environ[VARIABLE] = "host"
-run()
-print("chosen", file=sys.stderr)
-del os.environ[VARIABLE]
-end_server()
-run()
-run()
+from running import preload_little
+from cdopt_tutorial.run import Role, launch, serve
+preload_little()
+for _ in range(2):
+    launch({"a": Role(serve), "b": Role(serve)})
 """
 
 
-def in_user_namespace(script, *options):
-    """What a script prints, in a user namespace made with these options."""
-    command = ["unshare", "--user", *options, sys.executable, "-c", LAUNCH + script]
-    pipes = {"capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=TESTS, timeout=PATIENCE, **pipes)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
-@needs_user_namespaces
+@pytest.mark.skipif(
+    subprocess.call(["unshare", "--user", "true"], stderr=subprocess.DEVNULL) != 0,
+    reason="the kernel refuses user namespaces",
+)
 def test_where_the_kernel_refuses_it_that_is_said_once_unless_it_was_chosen():
     # By a limit of 0 on network namespaces.
     shell = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-    within = "--map-root-user", "sh", "-c", shell, "sh"
-    chosen, refused = in_user_namespace(TWICE, *within)[1].split("chosen\n")
-    assert chosen == ""
-    assert refused.count(WARNING) == 1
-
-
-@needs_user_namespaces
-def test_who_is_not_root_has_a_network_of_his_own_too():
-    somebody = "--map-user=1000", "--map-group=1000"
-    script = "run()\nimport os; print(os.getuid())"
-    assert in_user_namespace(script, *somebody) == ("1000\n", "")
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
+    command += [sys.executable, "-c", TWICE]
+    for wish, said in ("", f"{WARNING}\n"), ("host", ""):
+        how = {"env": os.environ | {VARIABLE: wish}, "timeout": PATIENCE}
+        done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, **how)
+        assert (done.returncode, done.stderr) == (0, said)
