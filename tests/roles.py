@@ -22,7 +22,6 @@ from cdopt_tutorial.run import (
     process_group,
     report,
     serve,
-    span,
     worker,
 )
 
@@ -44,9 +43,9 @@ class Counter:
         raise {"KeyError": KeyError, "ValueError": ValueError}[kind]("no such thing")
 
     @rpc.functions.async_execution
-    def add_later(self, values, seconds=0):
+    def add_later(self, values):
         future = torch.futures.Future()
-        threading.Timer(seconds, future.set_result, (values + 1,)).start()
+        threading.Timer(0, future.set_result, (values + 1,)).start()
         return future
 
 
@@ -68,9 +67,7 @@ def write_as_it_ends(path):
 
 def call(other, method, *args):
     """Make a Counter on another worker and call one of its methods."""
-    rref = rpc.remote(other, Counter)
-    with span("calling"):
-        return getattr(rref.rpc_sync(), method)(*args)
+    return getattr(rpc.remote(other, Counter).rpc_sync(), method)(*args)
 
 
 def raise_error():
@@ -103,11 +100,6 @@ def raise_later():
 def send_self(number):
     os.kill(os.getpid(), getattr(signal, number))
     time.sleep(LONG)
-
-
-def report_and_sleep(seconds):
-    report(os.getpid())
-    time.sleep(seconds)
 
 
 def threads_of_a_product():

@@ -22,7 +22,7 @@ from running import LONG, Script, end_server, listeners, wait_for_end
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.calls.errors import has_lost_peer
-from cdopt_tutorial.run import Role, Wire, WorkerError, group, launch, report, serve
+from cdopt_tutorial.run import Role, Wire, WorkerError, group, launch, serve
 from cdopt_tutorial.run.launch import LONGEST
 from cdopt_tutorial.run.worker import sender
 
@@ -172,8 +172,6 @@ FAILURES = [
      {"a": Role(lambda: os.kill(os.getpid(), 40))}, {}),
     ("a returned what can't be unpickled", "no number",
      {"a": Role(roles.Unreadable)}, {}),
-    ("a reported what can't be unpickled", "no number",
-     {"a": Role(lambda: report(roles.Unreadable()))}, {}),
     ("b raised ArithmeticError", "in raise_error",
      {"a": SERVE, "b": Role(roles.raise_error)}, {}),
     # And not the one that has lost it.
@@ -274,7 +272,7 @@ from running import preload_little
 preload_little()
 group.STOPPED = {LONG}  # or it would end the run
 named = {{
-    "waits": Role(roles.report_and_sleep, ({LONG},)),
+    "waits": Role(roles.start_child_and_sleep),
     "busy": Role(time.sleep, ({LONG},)),
     "stopped": Role(roles.send_self, ("SIGSTOP",)),
     "deaf": Role(roles.hold_the_interpreter),
@@ -285,26 +283,23 @@ launch(named, on_report=lambda _, pid: print(pid, flush=True))
 
 def test_workers_go_with_a_killed_parent(tmp_path):
     """All workers, their server and the files of the run, with no help from it."""
-    place = tmp_path / "temporary"
-    place.mkdir()
 
     def all_run():
         stopped = process.named().get("stopped")
         return stopped and stopped.status() == psutil.STATUS_STOPPED
 
-    with Script(SCRIPT, place) as process:
-        first = int(process.stdout.readline())
+    with Script(SCRIPT, tmp_path) as process:
+        process.stdout.readline()  # so that child is there
         wait_until(all_run)
         # The tracker of multiprocessing is Python's own.
         below = process.below()
         below = [each for each in below if "tracker" not in str(each.cmdline())]
-        (server,) = {psutil.Process(first).ppid()} & {each.pid for each in below}
-        psutil.Process(server).suspend()
-        assert len(below) == 5 and [*place.glob("*/*/waits.log")]
+        psutil.Process(process.named()["waits"].ppid()).suspend()
+        assert len(below) == 6 and [*tmp_path.glob("*/*/waits.log")]
         process.kill()
     try:
         wait_for_end(below)
-        assert not [*place.glob("cdopt*")]
+        assert not [*tmp_path.glob("cdopt*")]
     finally:
         for each in below:
             with suppress(psutil.NoSuchProcess):
