@@ -236,10 +236,7 @@ def take_part(
 
 
 def _leave_with_parent(control: Connection, answer: Callable[..., None]) -> None:
-    """End this process, and what it starts, when the parent ends; answer it till then.
-
-    The answer says whether this worker runs others' calls, and waits for its own.
-    """
+    """End with the parent; answer it whether calls run here, and are waited for."""
     os.setpgid(0, 0)
     # Linux kills us with what has started us, even if we are stopped. The fork server
     # ends with the parent, as long as nobody else holds its "alive" pipe.
@@ -267,10 +264,7 @@ os.register_at_fork(after_in_child=forget_server)
 
 
 def interface(host: str, named: str | None = None) -> str:
-    """The network device that leads to a host, unless one is named.
-
-    A ValueError if this host has none of that name.
-    """
+    """The network device that leads to a host, or the one named; else a ValueError."""
     devices = psutil.net_if_addrs()
     if named:
         if named not in devices:
