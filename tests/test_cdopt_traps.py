@@ -20,9 +20,8 @@ from cdopt_tutorial import constraints
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.1, **F64}
 
 
-def linear(factor=1.0):
-    """Off its manifold by a factor."""
-    return move_(theirs.Linear_cdopt(8, 4, **STIEFEL), factor)
+def linear():
+    return theirs.Linear_cdopt(8, 4, **STIEFEL)
 
 
 def moves(rnn):
@@ -63,7 +62,7 @@ def test_reset_parameters():
 
 def test_identity():
     """Linear_cdopt counts, saves and thaws an identity matrix as a parameter."""
-    layer = linear(1.5)
+    layer = move_(linear())
     with pytest.raises(RuntimeError, match='Unexpected .*"Ip"'):
         nn.Linear(8, 4).load_state_dict(layer.state_dict())
     layer.requires_grad_(False).requires_grad_(True)

@@ -12,27 +12,19 @@ import torch
 from constrained import (
     CASES,
     F64,
-    ROWS,
-    dissolved,
     drawn,
     each_case,
-    each_rnn,
-    free,
     move_,
     near,
-    not_rnns,
     output,
 )
-from torch import nn
+from torch import func, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.dissolved import Dissolved
-
-LSTM = CASES["lstm"]
 
 
 @each_case
@@ -49,44 +41,31 @@ def test_computes_and_is_penalised_by_the_formula(case):
     near(case.w(layer).grad, w.grad)
 
 
-class TestTransforms:
-    """Of torch.func, and forward-mode AD: over the input, and over W."""
+@each_case
+def test_transforms_of_torch_func_and_forward_mode(case):
+    """Derivatives over W and over the input, and ensembles of copies."""
+    layer, x = case.build()
+    onto, w = drawn(output(layer, x).shape, 1), case.w(layer).detach()
 
-    def both(self, case):
-        """The loss as a function of W, of the layer and of the plain one, and a W."""
-        layer, x = case.build()
-        onto = drawn(output(layer, x).shape, 1)
+    def ours(w):
+        return (output(layer, x, {case.key: w}) * onto).sum().tanh()
 
-        def ours(w):
-            return (output(layer, x, {case.key: w}) * onto).sum().tanh()
+    def theirs(w):
+        return (case.plain_output(layer, w, x) * onto).sum().tanh()
 
-        def theirs(w):
-            return (case.plain_output(layer, w, x) * onto).sum().tanh()
-
-        return ours, theirs, case.w(layer).detach()
-
-    @not_rnns
-    def test_derivatives_of_every_order_over_the_weight(self, case):
-        ours, theirs, w = self.both(case)
-        near(grad(ours)(w), grad(theirs)(w))
-        tangents = (drawn(w.shape, 2),)
-        near(jvp(ours, (w,), tangents), jvp(theirs, (w,), tangents))
-        expected = hessian(theirs)(w)
-        for one, other in product((jacfwd, jacrev), repeat=2):
-            near(one(other(ours))(w), expected)
-
-    @not_rnns
-    def test_over_the_input_and_over_an_ensemble(self, case):
-        layer, x = case.build()
-        call = partial(output, layer)
-        near(jacfwd(call)(x), jacrev(call)(x))
-        layers = layer, move_(copy.deepcopy(layer))
-        found = vmap(partial(output, layer, x))(stack_module_state(layers)[0])
-        near(found, torch.stack([output(one, x) for one in layers]))
-
-    def test_of_recurrent_layers(self):
-        ours, theirs, w = self.both(LSTM)
-        near(grad(ours)(w), grad(theirs)(w))
+    near(func.grad(ours)(w), func.grad(theirs)(w))
+    if isinstance(layer, nn.RNNBase):  # for which torch has no more
+        return
+    tangents = (drawn(w.shape, 2),)
+    near(func.jvp(ours, (w,), tangents), func.jvp(theirs, (w,), tangents))
+    expected = func.hessian(theirs)(w)
+    for one, other in product((func.jacfwd, func.jacrev), repeat=2):
+        near(one(other(ours))(w), expected)
+    call = partial(output, layer)
+    near(func.jacfwd(call)(x), func.jacrev(call)(x))
+    layers = layer, move_(copy.deepcopy(layer))
+    found = func.vmap(partial(output, layer, x))(func.stack_module_state(layers)[0])
+    near(found, torch.stack([output(one, x) for one in layers]))
 
 
 class TestCopies:
@@ -151,9 +130,7 @@ def test_an_assignment_projects_in_place_or_is_refused(case):
     for value, line in [
         (torch.cat([before, before]), "has shape .*, but what is assigned is"),
         (before * math.nan, f"^'{case.name}' of .* is not finite$"),
-        (before * 1j, f"^'{case.name}' of .* is real, but what is assigned"),
         (before / 0, f"^'{case.name}' of .* is not finite$"),
-        (None, f"^'{case.name}' of .*, but what is assigned is <class"),
     ]:
         with pytest.raises(ValueError, match=line):
             setattr(layer, case.name, value)
@@ -164,6 +141,7 @@ class TestReset:
     @each_case
     def test_initialises_and_projects(self, case):
         (layer, x), other = case.build(), case.plain()
+        layer.to("meta").to_empty(device="cpu")
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.fill_(math.nan)  # stands for what memory holds
@@ -175,49 +153,11 @@ class TestReset:
         if not isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):  # another order
             near(dict(layer.state_dict()), dict(case.dissolve(other).state_dict()))
 
-    def test_a_class_with_a_reset_of_its_own(self):
-        """The last write wins, however it reaches the weight; others stay as well."""
-
-        class Eyes(nn.LSTM):
-            def reset_parameters(self, bias=0.0):
-                super().reset_parameters()  # by way of parameters()
-                self.bias_hh_l0 = nn.Parameter(torch.full((24,), bias, **F64))
-                for gate in self.weight_hh_l0.chunk(4):
-                    nn.init.eye_(gate.data)
-
-        rnn = constraints.dissolve_recurrent(Eyes(5, 6, **F64))
-        nn.init.normal_(free(rnn, "weight_hh_l0"))
-        rnn.reset_parameters(bias=7.0)
-        near(rnn.weight_hh_l0.detach(), torch.eye(6, **F64).repeat(4, 1))
-        assert (rnn.bias_hh_l0 == 7).all() and len(list(rnn.parameters())) == 4
-
-    def test_other_parametrizations_on_top(self):
-        layer = dissolved()
-        parametrizations.spectral_norm(layer)
-        nn.init.constant_(free(layer), math.nan)
-        layer.reset_parameters()
-        assert layer.weight.isfinite().all()
-        layer.weight = drawn((4, 8), 0)
-        assert constraints.penalty(layer) < 1e-24
-        for act in constraints.feasibility, constraints.project_:
-            with pytest.raises(ValueError, match="^0.weight has another parametriz"):
-                act(nn.Sequential(layer))
-
-    def test_a_model_that_is_made_on_meta(self):
-        with torch.device("meta"):
-            attention = nn.MultiheadAttention(12, 3)
-            model = nn.Sequential(
-                constraints.dissolve(nn.Embedding(9, 6, padding_idx=1)),
-                constraints.dissolve(nn.Linear(4, 4), **ROWS),
-                constraints.dissolve(attention, "in_proj_weight", blocks=9),
-            )
-            model[1].reset_parameters()  # there is nothing to initialise
-        model.to_empty(device="cpu")
-        model[0].reset_parameters()
-        model[1].reset_parameters()
-        model[2]._reset_parameters()  # attention has no other
-        assert constraints.feasibility(model).weight < 1e-5
-        assert not model[0].weight[1].any()
+    def test_of_attention_which_has_another_name_for_it(self):
+        attention = nn.MultiheadAttention(12, 3)
+        constraints.dissolve(attention, "in_proj_weight", blocks=9)
+        move_(attention, 3.0)._reset_parameters()
+        assert constraints.feasibility(attention).weight < 1e-5
 
 
 class TestModes:
@@ -258,23 +198,35 @@ class TestModes:
             near(list(pool.map(work, inputs * 5)), expected * 5, 1e-12)
             assert all(reset.result() is None for reset in resets)
 
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
     def test_dtypes(self, dtype):
+        """A penalty has at least float32's, where float16 would overflow."""
         layer = constraints.dissolve(nn.Linear(8, 4, dtype=dtype))
         assert constraints.feasibility(layer).weight < 20 * torch.finfo(dtype).eps
+        layer = constraints.dissolve(nn.Linear(512, 512, dtype=dtype))
+        move_(layer, 4.0)
         for other in dtype, torch.float64, torch.bfloat16, torch.float32:
             layer.to(other)
-            assert layer(torch.randn(3, 8, dtype=other)).dtype == other
-            at_least = torch.promote_types(other, torch.float32)
-            assert constraints.penalty(layer).dtype == at_least
+            assert layer(torch.randn(3, 512, dtype=other)).dtype == other
+            penalty = constraints.penalty(layer)
+            assert penalty.dtype == torch.promote_types(other, torch.float32)
+            assert penalty.item() == pytest.approx(11520, rel=0.02)
+        layers = [layer, CASES["tall"].build()[0]]
+        one, two = (constraints.penalty(*order) for order in (layers, layers[::-1]))
+        assert one.dtype == two.dtype == torch.float64 and one == two
 
 
 LARGE = {"num_layers": 2, "bidirectional": True, "batch_first": True}
-SORTS = [*((kind, {}) for kind in (nn.RNN, nn.GRU)), (nn.LSTM, {"proj_size": 3})]
+SORTS = [
+    (nn.RNN, {}),
+    (nn.GRU, {}),
+    (nn.LSTM, {"proj_size": 3}),
+    (nn.LSTM, LARGE),
+]
 
 
 class TestRecurrent:
-    @pytest.mark.parametrize(("kind", "options"), [*SORTS, (nn.LSTM, LARGE)])
+    @pytest.mark.parametrize(("kind", "options"), SORTS)
     @pytest.mark.parametrize("per_gate", [False, True])
     def test_computes_as_a_plain_one_with_the_mapped_weights(
         self, kind, options, per_gate
@@ -287,21 +239,17 @@ class TestRecurrent:
             gates = getattr(rnn, name).unflatten(0, (-1, 6) if per_gate else (1, -1))
             eye = torch.eye(gates.shape[-1], **F64).expand(len(gates), -1, -1)
             near(gates.mT @ gates, eye)
-        with torch.no_grad():
-            for name in rnn._flat_weights_names:
-                getattr(other, name).copy_(getattr(rnn, name))
+        state = {name: getattr(rnn, name) for name in rnn._flat_weights_names}
         x = torch.randn(3, 3, 5, **F64)
         first = options.get("batch_first", False)
         packed = pack_padded_sequence(x, [3, 2, 2], batch_first=first)
-        assert torch.equal(rnn(x)[0], other(x)[0])
-        assert torch.equal(rnn(packed)[0].data, other(packed)[0].data)
+        assert torch.equal(rnn(x)[0], func.functional_call(other, state, x)[0])
+        expected = func.functional_call(other, state, (packed,))[0]
+        assert torch.equal(rnn(packed)[0].data, expected.data)
 
-    def test_each_map_is_computed_once_a_pass_and_none_is_kept(self, monkeypatch):
-        calls, map_of = [], Dissolved.forward
-        monkeypatch.setattr(
-            Dissolved, "forward", lambda *args: calls.append(1) or map_of(*args)
-        )
+    def test_each_map_is_computed_once_a_pass_and_none_is_kept(self, spy):
         rnn = constraints.dissolve_recurrent(nn.LSTM(5, 6, 2, **F64))
+        calls = spy(Dissolved, "forward")
         for _ in range(2):  # training, then evaluation
             calls.clear()
             rnn(torch.randn(4, 3, 5, **F64))
@@ -311,12 +259,11 @@ class TestRecurrent:
         assert not any(isinstance(value, torch.Tensor) for value in kept)
         assert not any(vars(rnn)["_flat_weights"])
 
-    @each_rnn
-    def test_within_each_other(self, kind):
-        class Two(kind):
+    def test_within_each_other(self):
+        class Two(nn.LSTM):
             def __init__(self):
                 super().__init__(5, 5, **F64)
-                self.inner = constraints.dissolve_recurrent(kind(5, 5, **F64))
+                self.inner = constraints.dissolve_recurrent(nn.LSTM(5, 5, **F64))
 
             def forward(self, x, h=None):
                 return super().forward(self.inner(self.inner(x)[0])[0], h)
@@ -325,8 +272,6 @@ class TestRecurrent:
         projected = constraints.dissolve_recurrent(copy.deepcopy(two)).weight_hh_l0
         two.weight_hh_l0.data.copy_(projected)
         expected = two(x)[0]
-        constraints.dissolve_recurrent(two)
-        near(two(x)[0], expected)
-        with pytest.raises(RuntimeError, match="input.size"):
-            two(torch.randn(3, 2, 4, **F64))
-        near(two(x)[0], expected)  # nothing is left of the error
+        near(constraints.dissolve_recurrent(two)(x)[0], expected)
+        with pytest.raises(ValueError, match="input dtype"):  # as ever
+            two(x.float())

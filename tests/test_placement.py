@@ -4,9 +4,12 @@ Without CDOpt's own layer, whose constant is a frozen parameter: moving to a GPU
 it in place, which "meta" can't.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from elsewhere import Elsewhere, tensors_in, where
+from torch import nn
 
 from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
@@ -15,19 +18,45 @@ from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.dissolving import eigenspace, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
 from cdopt_tutorial.parameter_server import model
-from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.reinforce.speed import run_alone
 
 CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
 RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
-SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
 PICKING = "training", "reinforce.agent", "sharding.model", "dissolving.memory"
-CONSTRAINED = {  # manifold, and where
-    "free": {},
-    "trainer": {"manifold": "stiefel"},
-    "decoder": {"manifold": "stiefel", "where": "server"},
-    "vectors": {"manifold": "oblique", "where": "server"},
+
+
+def run(system, job, config, **options):
+    return system.run_locally(job(config(**options), CORPUS))
+
+
+def run_hybrid(**options):
+    return hybrid.run_locally(hybrid.Job(hybrid.HybridConfig(**META, **options)))
+
+
+def act(conversation):
+    limits = {"num_observers": 1, "num_envs": 2, "max_episodes": 2}
+    return run_alone(reinforce.ReinforceConfig(conversation, device="meta", **limits))
+
+
+text = partial(run, rnn, rnn.Job, rnn.RNNConfig, num_layers=2, **RNN)
+shards = partial(
+    run, sharding, sharding.Job, sharding.ShardConfig,
+    width=8, num_heads=2, seq_len=4, clip=1.0, **META,
+)  # fmt: skip
+SERVER = {"where": "server"}
+VECTORS = {"manifold": "oblique", **SERVER}
+DECODER = {"manifold": "stiefel", **SERVER}
+RUNS = {
+    "text": partial(text, cut="loss"),
+    "text, trainer": partial(text, cut="logits", manifold="stiefel"),
+    "text, decoder": partial(text, cut="logits", **DECODER),
+    "text, vectors": partial(text, cut="loss", **VECTORS),
+    "hybrid": partial(run_hybrid, semantics="original"),
+    "hybrid, trainer": partial(run_hybrid, semantics="exact", manifold="stiefel"),
+    "hybrid, vectors": partial(run_hybrid, semantics="exact", **VECTORS),
+    **{f"acting, {way}": partial(act, way) for way in reinforce.CONVERSATIONS},
+    **{f"shards, {on}": partial(shards, manifold=on) for on in ("none", "stiefel")},
 }
 
 
@@ -57,80 +86,42 @@ def on_the_wire(monkeypatch):
     return seen
 
 
-class TestParameterServer:
-    @pytest.mark.parametrize("kind", CONSTRAINED)
-    def test_a_training(self, kind, spy, on_the_wire):
-        owners = spy(Owner, "__init__")
-        cut = "loss" if kind in ("free", "vectors") else "logits"
-        config = rnn.RNNConfig(cut=cut, num_layers=2, **CONSTRAINED[kind], **RNN)
-        history = rnn.run_locally(rnn.Job(config, CORPUS))
-        assert len(history.losses) == 2 and on_the_wire
-        assert where(history.weights.values()) == {"cpu"}
-        for owner, *_ in owners:
-            assert where(owner._parts.parameters()) == {"meta"}
-            states = owner._optimizer.state.values()
-            moments = [each for s in states for each in tensors_in(s) if each.ndim]
-            assert len(states) and where(moments) == {"meta"}
-
-    @pytest.mark.parametrize("cut", ["loss", "logits"])
-    def test_a_trainer_that_pulls_the_lstm(self, cut, on_the_wire):
-        config = rnn.RNNConfig(cut=cut, num_trainers=2, **RNN)
-        parts = {name: model.build_own(name, 9, config, 2) for name in model.PARTS}
-        references = {name: reference(part) for name, part in parts.items()}
-        whole = model.RNNModel(references, config, "meta")
-        whole.rnn = model.PulledLSTM(references["rnn"], config)
-        tokens = torch.zeros(5, 2, dtype=torch.int64)
-        loss, hidden = whole.loss(tokens, tokens, whole.start(2))
-        loss.backward()
-        assert where([loss]) == {"cpu"} and where(hidden) == {"meta"}
-        for part in parts.values():
-            assert where(each.grad for each in part.parameters()) == {"meta"}
-
-    def test_a_checkpoint_goes_on_elsewhere(self, tmp_path, monkeypatch):
-        file = tmp_path / "checkpoint"
-        config = rnn.RNNConfig(**RNN)
-        rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
-        monkeypatch.setattr(training, "pick_device", pick_device)  # "meta" is not here
-        found = rnn.checkpoint.load(file)
-        assert found.config["device"] == "meta"
-        kept = found.weights, found.optimizer, found.hidden
-        assert where(tensors_in(kept)) == {"cpu"} and found.optimizer
-        here = rnn.RNNConfig(**RNN | {"max_steps": 3, "device": "cpu"})
-        again = rnn.run_locally(rnn.Job(here, CORPUS, resume=found))
-        assert len(again.losses) == 3
-
-
-@pytest.mark.parametrize(
-    ("semantics", "kind"),
-    [("exact", "trainer"), ("exact", "vectors"), ("original", "free")],
-)
-def test_the_hybrid(kind, semantics, on_the_wire):
-    config = hybrid.HybridConfig(semantics=semantics, **META, **CONSTRAINED[kind])
-    result = hybrid.run_locally(hybrid.Job(config))
-    assert len(result.losses) == 2 and on_the_wire
+@pytest.mark.parametrize("name", RUNS)
+def test_a_training(name, spy):
+    """Its layers are there, and its weights come home."""
+    linear, recurrent = spy(nn.Linear, "forward"), spy(nn.LSTM, "forward")
+    result = RUNS[name]()
     assert where(result.weights.values()) == {"cpu"}
+    layers = [layer for layer, *_ in linear + recurrent]
+    assert where(p for layer in layers for p in layer.parameters()) == {"meta"}
 
 
-@pytest.mark.parametrize("conversation", reinforce.CONVERSATIONS)
-def test_an_agent_and_its_observer(conversation, spy):
-    acting = spy(reinforce.Policy, "scores")
-    limits = {"num_observers": 1, "num_envs": 2, "max_episodes": 2}
-    config = reinforce.ReinforceConfig(conversation, device="meta", **limits)
-    training = run_alone(config)
-    assert where(training.weights.values()) == {"cpu"}
-    # Of the agent's policy, or the observer's.
-    assert where(policy.affine1.weight for policy, _ in acting) == {"meta"}
+@pytest.mark.parametrize("cut", ["loss", "logits"])
+def test_a_trainer_that_pulls_the_lstm(cut):
+    config = rnn.RNNConfig(cut=cut, num_trainers=2, **RNN)
+    parts = {name: model.build_own(name, 9, config, 2) for name in model.PARTS}
+    references = {name: reference(part) for name, part in parts.items()}
+    whole = model.RNNModel(references, config, "meta")
+    whole.rnn = model.PulledLSTM(references["rnn"], config)
+    tokens = torch.zeros(5, 2, dtype=torch.int64)
+    loss, hidden = whole.loss(tokens, tokens, whole.start(2))
+    loss.backward()
+    assert where([loss]) == {"cpu"} and where(hidden) == {"meta"}
+    for part in parts.values():
+        assert where(each.grad for each in part.parameters()) == {"meta"}
 
 
-class TestShards:
-    @pytest.mark.parametrize("manifold", ["none", "stiefel", "oblique"])
-    def test_a_training(self, manifold, spy):
-        steps = spy(sharding.system.Trainer, "step")
-        config = sharding.ShardConfig(manifold=manifold, clip=1.0, **SHARD)
-        result = sharding.run_locally(sharding.Job(config, CORPUS))
-        assert len(result.losses) == len(steps) == 2
-        assert where(steps[0][0].model.parameters()) == {"meta"}
-        assert where(result.weights.values()) == {"cpu"}
+def test_a_checkpoint_goes_on_elsewhere(tmp_path, monkeypatch):
+    file = tmp_path / "checkpoint"
+    config = rnn.RNNConfig(**RNN)
+    rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
+    monkeypatch.setattr(training, "pick_device", pick_device)  # "meta" is not here
+    found = rnn.checkpoint.load(file)
+    kept = found.weights, found.optimizer, found.hidden
+    assert where(tensors_in(kept)) == {"cpu"} and found.optimizer
+    here = rnn.RNNConfig(**RNN | {"max_steps": 3, "device": "cpu"})
+    again = rnn.run_locally(rnn.Job(here, CORPUS, resume=found))
+    assert len(again.losses) == 3
 
 
 class TestDissolving:
@@ -143,7 +134,8 @@ class TestDissolving:
         for of in short, memory.CopyingMemory(2, 2, 2):
             config = memory.MemoryConfig(of, device="meta", **small)
             memory.train(name, 1, config)
-        seen = [t for of, inputs in passes for t in (inputs, *of.parameters())]
+        memory.flows((1,), hidden=4, device="meta")
+        seen = [t for of, *args in passes for t in (*args, *of.parameters())]
         assert where(seen) == {"meta"}
 
     @pytest.mark.parametrize("method", eigenspace.METHODS)
@@ -151,12 +143,6 @@ class TestDissolving:
         problem = eigenspace.digits_problem("meta")
         assert where([problem.matrix]) == {"meta"}
         assert len(eigenspace.solve(method, problem, steps=1).gap) == 2
-
-    def test_how_a_gradient_fares(self, spy):
-        given = spy(memory, "gradient_norms")
-        memory.flows((1,), hidden=4, device="meta")
-        seen = [t for of, *args in given for t in (*args, *of.parameters())]
-        assert where(seen) == {"meta"}
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_a_step_that_is_timed(self, variant):

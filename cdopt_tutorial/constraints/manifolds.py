@@ -56,15 +56,11 @@ class Manifold(ABC):
         """The nearest feasible X, of a whole one."""
 
     @abstractmethod
-    def lengths(self, x: Tensor) -> Tensor:
-        """What is 1 if a whole X is feasible: its singular values, or its norms."""
-
-    @abstractmethod
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
-        """Where a weight that is cut along an axis is to be cut for its map.
+        """Where a weight that is cut along an axis is to be cut for its map, or None.
 
-        Also returns whether C has sums along that axis. None stands for no cut: the
-        weight is gathered. A cut between whole blocks is not asked for.
+        Also returns whether C has sums along that axis. With None the weight is
+        gathered. A cut between whole blocks is not asked for.
         """
 
     def constraint(self, x: Tensor, sums: Sums) -> Tensor:
@@ -111,8 +107,8 @@ class Manifold(ABC):
         The padding row, if there is one, becomes exactly 0. A weight in shards is
         gathered: sums alone would square its small singular values, and lead to another
         point if it is far from the manifold. A weight without data, as on the meta
-        device, stays as it is. Raises ValueError if the weight is not finite, the
-        padding row can't be 0, or the result is not feasible.
+        device, stays as it is. Raises ValueError if the weight is not finite, or the
+        padding row can't be 0.
         """
         if has_no_data(weight):
             return weight.clone()
@@ -122,23 +118,13 @@ class Manifold(ABC):
         if padding is not None:
             value[padding] = 0
         if not self._is_feasible(value, 0.5):
-            with _exactly(weight):  # and in float64: float32 would leave roundings
-                x, *_ = self.part_of(value.double())
-                value = self.nearest_point(x).reshape(value.shape).contiguous()
+            x, *_ = self.part_of(value.double())  # float32 would leave roundings
+            value = self.nearest_point(x).reshape(value.shape).contiguous()
             if padding is not None:
                 value[padding] = 0  # training would scale up what an SVD leaves
-            feasible = self._is_feasible(value, 100)
-            if padding is not None and not feasible:
-                raise ValueError(f"row {padding} of {name} is padding: can't be 0")
-            if not feasible:  # as where squares overflow
-                raise ValueError(f"{name} has no projection onto this manifold")
+                if not self._is_feasible(value, 100):
+                    raise ValueError(f"row {padding} of {name} is padding: can't be 0")
         return placed(value.to(weight.dtype), weight)
-
-    def worst_length(self, weight: Tensor) -> float:
-        """The length that is farthest from 1; a weight in shards is gathered."""
-        x, *_ = self.part_of(whole(weight).double())
-        lengths = self.lengths(x).flatten()
-        return lengths[(lengths - 1).abs().argmax()].item()
 
     def _is_feasible(self, weight: Tensor, ulps: float) -> bool:
         """Whether ‖C‖ is what rounding leaves, some ulps for each element."""
@@ -147,25 +133,22 @@ class Manifold(ABC):
 
 
 class Stiefel(Manifold):
-    """The short side is orthonormal: C(X) = XᵀX − I, or XXᵀ − I of a wide X.
+    """The short side is orthonormal: C(X) = XᵀX − I, (..., p, p), or XXᵀ − I if wide.
 
-    Source: Xiao, Liu and Toh (2023).
+    A(X) = X (3 I − XᵀX) / 2, and the nearest X is the polar factor. A weight is cut
+    along its long side. Source: Xiao, Liu and Toh (2023).
     """
 
     def summed(self, x: Tensor, sums: Sums) -> Tensor:
-        """XᵀX, (..., p, p), of a part."""
         return sums.product(x)
 
     def from_sum(self, total: Tensor) -> Tensor:
-        """C(X), (..., p, p), given XᵀX."""
         return total - _eye(total)
 
     def mapped(self, x: Tensor, c: Tensor, sums: Sums) -> Tensor:
-        """A(X) = X (3 I − XᵀX) / 2."""
         return sums.times(x, _eye(c) - 0.5 * c)
 
     def nearest_point(self, x: Tensor) -> Tensor:
-        """The polar factor."""
         if x.shape[-2] < x.shape[-1]:
             return self.nearest_point(x.mT).mT
         c = stiefel_constraint(x)
@@ -177,12 +160,7 @@ class Stiefel(Manifold):
         u, _, v = torch.svd(x)
         return u @ v.mT
 
-    def lengths(self, x: Tensor) -> Tensor:
-        """The singular values."""
-        return torch.linalg.svdvals(x)
-
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
-        """Along the long side; a tall block that is on several ranks is gathered."""
         if wide:
             return axis or 1, True
         return (None if self.blocks > 1 else 0), True
@@ -190,36 +168,30 @@ class Stiefel(Manifold):
 
 @dataclass(frozen=True)
 class Oblique(Manifold):
-    """The norm along some axes of X is 1: C(X) = s − 1, s the sum of squares.
+    """The norm along some axes of X is 1: C(X) = s − 1, s the sums of squares.
 
-    Source: Xiao, Liu and Toh (2023).
+    C is shaped as X with these axes of size 1. A(X) = 2 X / (1 + s), and the nearest X
+    has its norms divided off. A weight is cut as it is. Source: Xiao, Liu and Toh
+    (2023).
     """
 
     axes: tuple[int, ...] = (-1,)  #: of each row's norm; (-2,) is that of columns
 
     def summed(self, x: Tensor, sums: Sums) -> Tensor:
-        """Its sums of squares, of the shape of X with the axes of size 1."""
         return x.square().sum(self.axes, keepdim=True)
 
     def from_sum(self, total: Tensor) -> Tensor:
-        """C(X), shaped as s."""
         return total - 1
 
     def mapped(self, x: Tensor, c: Tensor, sums: Sums) -> Tensor:
-        """A(X) = 2 X / (1 + s)."""
         return 2 * x / (2 + c)
 
     def nearest_point(self, x: Tensor) -> Tensor:
-        """X divided by its norms; all points of norm 1 are equally near to 0."""
-        x = torch.where(self.lengths(x) > 0, x, 1.0)
-        return x / self.lengths(x)
-
-    def lengths(self, x: Tensor) -> Tensor:
-        """Its norms."""
-        return torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
+        norms = torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
+        x = torch.where(norms > 0, x, 1.0)  # all points of norm 1 are as near to 0
+        return x / torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
 
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
-        """As the weight; a block that is on several ranks is gathered."""
         if axis == 0 and self.blocks > 1:
             return None, False
         return axis, min(axis, 1) - 2 in self.axes
@@ -246,7 +218,7 @@ def manifold_of(
     its own. An oblique manifold has rows of norm 1, or columns with ``transpose``.
     Raises ValueError if the weight does not fit.
     """
-    if manifold not in list(MANIFOLDS):
+    if manifold not in MANIFOLDS:
         known = ", ".join(MANIFOLDS)
         raise ValueError(f"manifold is {manifold!r}, but must be one of {known}")
     shape = tuple(weight.shape)
@@ -260,10 +232,8 @@ def manifold_of(
         raise ValueError(
             f"blocks is {blocks!r}, but must be an int that divides the {shape[0]} rows"
         )
-    if transpose is not False and (transpose is not True or manifold != "oblique"):
-        raise ValueError(
-            f"transpose is {transpose!r}, but must be False, or True if oblique"
-        )
+    if transpose and manifold != "oblique":
+        raise ValueError("transpose is True, but must be False unless oblique")
     if manifold == "oblique":  # rows are as independent in one block as in several
         return Oblique(blocks, (-2,)) if transpose else Oblique()
     return MANIFOLDS[manifold](blocks)

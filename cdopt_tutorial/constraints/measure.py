@@ -1,31 +1,21 @@
 """The penalty, feasibility and projection of models, here and on other workers."""
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
-from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.constraints.dissolved import distances, penalties
-from cdopt_tutorial.constraints.manifolds import has_no_data
-from cdopt_tutorial.constraints.weights import (
-    Constraint,
-    constrained,
-    joined,
-    refuse_others,
-)
+from cdopt_tutorial.constraints.weights import Constraint, constrained, joined
 from cdopt_tutorial.probes import trace
 
 Model = nn.Module | Reference
-
-FAR = 0.4  # of a length from 1: the map brings 0.6 to 1.4 closer, into 0.7 to 1
 
 
 class Distance(NamedTuple):
@@ -55,23 +45,21 @@ class Feasibility:
 class Constraints:
     """The constrained weights of models, wherever they live.
 
-    Models are modules, also in DDP, remote modules, or references to modules; pass
-    every module, also those that another one refers to. Each call looks the weights up,
-    so it computes with those that the models have then. The constructor calls
-    each owner once; later calls go only to owners of constrained weights, and return
-    numbers instead of weights. With weights in shards, all ranks must make each call,
-    and all get the same result.
+    Models are modules, also in DDP, remote modules, or references to modules; give
+    every module once, also those that another one refers to. Each call looks the
+    weights up, so it computes with those that the models have then. The constructor
+    calls each owner once; later calls go only to owners of constrained weights, and
+    return numbers instead of weights. With weights in shards, all ranks must make each
+    call, and all get the same result.
 
     Raises ValueError if no weight is constrained, if layers share one that they do not
-    constrain alike, if a layer of CDOpt is another than a linear one with a penalty, or
-    if a module has a reference to a constrained one that is missing here; RuntimeError
-    if a worker can't be reached.
+    constrain alike, or if a layer of CDOpt is another than a linear one with a penalty;
+    RuntimeError if a worker can't be reached.
     """
 
     def __init__(self, *models: Model):
         self._models: dict[str, nn.Module] = {}
         self._elsewhere: dict[str, Reference] = {}
-        owned: set[tuple[str, int]] = set()  # weights, by owner and id
         for number, model in enumerate(models):
             name = str(number) if len(models) > 1 else ""
             if isinstance(model, RemoteModule):
@@ -82,14 +70,8 @@ class Constraints:
                 self._models[name] = model
             elif not isinstance(model, Reference):
                 raise ValueError(f"a {type(model).__name__} is no model: give modules")
-            elif new := _owned(model) - owned:
-                owned |= new
+            elif apply(model, _is_constrained):
                 self._elsewhere[name] = model
-        here = constrained(self._models).values()
-        owned |= {("", id(weight)) for weight, _ in here}
-        for name, reference in self._referred():
-            if _owned(reference) - owned:
-                raise ValueError(f"{name} refers to a constrained module: give it, too")
         self._here()
 
     def penalty(self) -> Tensor:
@@ -118,11 +100,7 @@ class Constraints:
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
-        """Each weight's distance from its manifold, in float64, from its owner.
-
-        Raises ValueError if a layer computes with another function of W than A(W).
-        """
-        refuse_others(self._models)
+        """Each weight's distance from its manifold, in float64, from its owner."""
         layers = {}
         for name, (weight, rule) in self._here().items():
             # float32 would err by more than the distance that a projection leaves.
@@ -136,25 +114,11 @@ class Constraints:
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Move each weight to the feasible one nearest to A(W), or raise ValueError.
-
-        Warns if W is so far away that its map can't be trusted: a singular value near 0
-        stays there, and one above √3 changes its sign. Also raises ValueError where
-        :meth:`feasibility` does.
-        """
-        refuse_others(self._models)
+        """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
         projected = []
         for name, (weight, rule) in self._here().items():
             mapped, _ = rule.manifold.map_and_distance(weight.detach().double())
             projected.append((weight, rule.nearest(mapped, name)))
-            if not has_no_data(weight):
-                length = rule.manifold.worst_length(weight)
-                if abs(length - 1) > FAR:
-                    warnings.warn(
-                        f"project_ moves {name} far: its singular value or norm "
-                        f"{length:.2g} becomes 1",
-                        stacklevel=3,
-                    )
         for weight, nearest in projected:
             weight.copy_(nearest)
         for reference in self._elsewhere.values():
@@ -166,15 +130,6 @@ class Constraints:
         if not (constraints or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
         return constraints
-
-    def _referred(self) -> Iterator[tuple[str, Reference]]:
-        """The references that modules have, also in lists and dicts, by name."""
-        for name, model in self._models.items():
-            for prefix, module in model.named_modules():
-                for attribute, value in vars(module).items():
-                    for leaf in tree_leaves(value):
-                        if isinstance(leaf, Reference):
-                            yield joined(name, prefix, attribute), leaf
 
 
 def penalty(*models: Model) -> Tensor:
@@ -197,13 +152,5 @@ def project_(*models: Model) -> None:
     Constraints(*models).project_()
 
 
-def _owned(reference: Reference) -> set[tuple[str, int]]:
-    """The constrained weights behind a reference, by owner and id."""
-    owner = "" if reference.is_owner() else reference.owner_name()
-    return {(owner, number) for number in apply(reference, _ids)}
-
-
-def _ids(value: Any) -> list[int]:
-    """The ids of an object's constrained weights, none unless it is a module."""
-    models = {"": value} if isinstance(value, nn.Module) else {}
-    return [id(weight) for weight, _ in constrained(models).values()]
+def _is_constrained(module: nn.Module) -> bool:
+    return bool(constrained({"": module}))

@@ -13,28 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-from cdopt_tutorial.constraints.rivals import Move, Rival
+from cdopt_tutorial.constraints.rivals import Rival, finish, moving
 
 
 class OwnedMuon(Rival):
-    """Muon for weights cut into rows, as by ``fully_shard``; all ranks must step.
+    """Muon for weights cut into rows, as by ``fully_shard``, on one mesh.
 
-    Raises ValueError for a weight that is not cut so, or on another mesh.
+    All ranks must step.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0):
         super().__init__("muon", params, lr, momentum)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add weights, as :class:`~.rivals.Rival` does."""
-        super().add_param_group(param_group)
-        first = self.param_groups[0]["params"][0]
-        for weight in self.param_groups[-1]["params"]:
-            cut = isinstance(weight, DTensor) and weight.placements == (Shard(0),)
-            if not cut or weight.device_mesh != first.device_mesh:
-                raise ValueError("an owner's weight must be cut into rows, on one mesh")
 
     def move(self, weights: list[tuple[Tensor, Tensor, dict]]) -> None:
         """Move weights by their directions, with two messages for each shape."""
@@ -66,8 +57,8 @@ def _by_owners(parts: Tensor, like: DTensor, group: dict) -> Tensor:
     whole = torch.cat([p.view(owned[rank], r, columns) for p, r in pieces], dim=1)
     steps = torch.zeros_like(whole)
     for step, direction in zip(steps, whole, strict=True):
-        move = Move(step, direction.clone(), group)  # aligned as in one process
-        move.end(next(move.rule))
+        move = moving(step, direction.clone(), group)  # aligned as in one process
+        finish(move, next(move)[0])
     flat = torch.cat([of_rank.flatten() for of_rank in steps.split(rows, dim=1)])
     dist.all_to_all_single(back.view(-1), flat, sent, received, group=talk)
     return back

@@ -7,26 +7,23 @@ them back complete, and returns the moved part of X: so a step of many weights i
 one all-reduce.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.manifolds import (
-    Manifold,
-    Stiefel,
-    manifold_of,
-    squared_distances,
-)
+from cdopt_tutorial.constraints.manifolds import Manifold, Stiefel, manifold_of
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
 from cdopt_tutorial.constraints.sums import Sums, completed, placed
 
-Rule = Generator[Tensor, Tensor, Tensor]
+#: What :func:`~.sums.completed` takes.
+Part = tuple[Tensor, Sums, tuple[int, ...]]
+Rule = Generator[Part, Tensor, Tensor]
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
 FLOOR = 1e-6
-NEAR = 0.1  # of the manifold, in each direction: chapter 3's limit
 
 
 def nearest(x: Tensor, sums: Sums) -> Tensor:
@@ -34,7 +31,8 @@ def nearest(x: Tensor, sums: Sums) -> Tensor:
 
     Singular values below a thousandth of the largest don't come to 1.
     """
-    return sums.times(x, _inverse_root(sums.gram(x)))
+    gram = sums.inside(sums.product(x))
+    return sums.times(x, _inverse_root(gram))
 
 
 def _inverse_root(gram: Tensor, other: Tensor | None = None) -> Tensor:
@@ -54,7 +52,7 @@ def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     Source: Absil and Malick, Projection-like retractions on matrix manifolds (2012).
     """
     x = x - lr * grad
-    gram = yield sums.product(x)
+    gram = yield sums.product(x), sums, sums.inner
     return sums.times(x, _inverse_root(gram))
 
 
@@ -65,7 +63,7 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     accurate optimization on the orthogonal manifold without retraction (2022).
     """
     small = [x @ y.mT if sums.wide else x.mT @ y for y in (x, grad)]
-    gram, mixed = yield torch.stack(small)  # XᵀX and XᵀG
+    gram, mixed = yield torch.stack(small), sums, sums.inner  # XᵀX and XᵀG
     # The tangent is skew(G Xᵀ) X, for X on or off the manifold.
     if sums.wide and sums.square:  # mixed is G Xᵀ, transposed
         tangent = 0.5 * (mixed.mT - mixed) @ x
@@ -80,7 +78,7 @@ def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
 
     They need only the Gram matrix. Source: Jordan et al., Muon (2024).
     """
-    gram = yield sums.product(grad)
+    gram = yield sums.product(grad), sums, sums.inner
     square = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-14)
     factor = eye = torch.eye(gram.shape[-1]).to(gram)
     gram, (a, b, c) = gram / square, NEWTON_SCHULZ
@@ -99,7 +97,8 @@ def spel(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     """
     pairs = (x, x), (x, grad), (grad, grad)
     small = [y @ z.mT if sums.wide else y.mT @ z for y, z in pairs]
-    gram, mixed, square = yield torch.stack(small)  # XᵀX, XᵀG and GᵀG
+    # XᵀX, XᵀG and GᵀG
+    gram, mixed, square = yield torch.stack(small), sums, sums.inner
     normal = 0.5 * (mixed + mixed.mT)
     tangent = grad - sums.times(x, normal)
     # The Gram matrices of T, the tangent, and of the step's end follow from these.
@@ -115,8 +114,6 @@ def spel(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
 RULES: dict[str, Callable[..., Rule]] = {
     "muon": muon, "projected": projected, "landing": landing, "spel": spel,
 }  # fmt: skip
-#: Those that hold near the manifold only; the others move any weight.
-LOCAL = "landing", "spel"
 
 
 class Rival(optim.Optimizer):
@@ -125,34 +122,19 @@ class Rival(optim.Optimizer):
     Takes parameters or their groups, whose "blocks" is the number of Stiefel matrices
     in each weight (1 by default). Momentum is SGD's, taken of the gradient, so it needs
     no sum; Muon's is Nesterov's, and its steps are scaled to the size of Adam's, like
-    torch's ``match_rms_adamw``. Raises ValueError for an unknown rule or setting, a
-    number below 0, or a weight that can't be on this manifold, or is far from it and
-    moved by a rule of ``LOCAL``.
+    torch's ``match_rms_adamw``. Landing and SPEL move only weights near the manifold,
+    such as ``manifold_of("stiefel", weight).nearest(weight)``. Raises ValueError for an
+    unknown rule, and in a step for a weight that can't be on this manifold.
     """
 
     def __init__(
         self, rule: str, params: Iterable[Any], lr: float, momentum: float = 0.0
     ):
+        if rule not in RULES:
+            known = ", ".join(RULES)
+            raise ValueError(f"rule is {rule!r}, but must be one of {known}")
         settings = {"rule": rule, "blocks": 1, "lr": lr, "momentum": momentum}
         super().__init__(params, settings)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add weights, by the defaults where the group has nothing else."""
-        group = self.defaults | param_group
-        for name in param_group.keys() - {"params", *self.defaults}:
-            raise ValueError(f"{name} is no setting of a Rival's group")
-        if group["rule"] not in list(RULES):
-            known = ", ".join(RULES)
-            raise ValueError(f"rule is {group['rule']!r}, but must be one of {known}")
-        for name in ("lr", "momentum"):
-            if not group[name] >= 0:
-                raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
-        super().add_param_group(param_group)
-        try:
-            _check(self.param_groups[-1]["params"], group["rule"], group["blocks"])
-        except ValueError:
-            self.param_groups.pop()
-            raise
 
     # Torch says that a loss is a float.
     @torch.no_grad()
@@ -172,10 +154,10 @@ class Rival(optim.Optimizer):
 
     def move(self, weights: list[tuple[Tensor, Tensor, dict]]) -> None:
         """Move weights by their directions, as their groups say."""
-        moves = [Move(*each) for each in weights]
-        parts = [(next(move.rule), move.sums, move.sums.inner) for move in moves]
-        for move, total in zip(moves, completed(parts), strict=True):
-            move.end(total)
+        moves = [moving(*each) for each in weights]
+        parts = [next(each) for each in moves]
+        for each, total in zip(moves, completed(parts), strict=True):
+            finish(each, total)
 
     def _direction(self, weight: Tensor, grad: Tensor, group: dict) -> Tensor:
         momentum, state = group["momentum"], self.state[weight]
@@ -186,50 +168,25 @@ class Rival(optim.Optimizer):
         return grad + momentum * buffer if group["rule"] == "muon" else buffer
 
 
-class Move:
-    """A step of a weight, or of each of its blocks, up to the sum that it needs."""
-
-    def __init__(self, weight: Tensor, direction: Tensor, group: dict):
-        rule, lr = RULES[group["rule"]], group["lr"]
-        if group["rule"] == "muon":
-            rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
-            lr *= 0.2 * max(rows, columns) ** 0.5
-        manifold = manifold_of("stiefel", weight, group["blocks"])
-        # In half precision the step is computed in float32.
-        x, self.sums, *self._place = manifold.part_of(weight)
-        self.rule = rule(x, manifold.part_of(direction)[0], self.sums, lr)
-        self._weight = weight
-
-    def end(self, total: Tensor) -> None:
-        """Move the weight, given the sum."""
-        shape, placements = self._place
-        moved = moved_by(self.rule, total).reshape(shape)
-        self._weight.copy_(placed(moved, self._weight, placements))
+def moving(
+    weight: Tensor, direction: Tensor, group: dict
+) -> Generator[Part, Tensor, None]:
+    """Move a weight, or each of its blocks; yields its part of a sum."""
+    rule, lr = RULES[group["rule"]], group["lr"]
+    if group["rule"] == "muon":
+        rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
+        lr *= 0.2 * max(rows, columns) ** 0.5
+    manifold = manifold_of("stiefel", weight, group["blocks"])
+    # In half precision the step is computed in float32.
+    x, sums, shape, placements = manifold.part_of(weight)
+    moved = yield from rule(x, manifold.part_of(direction)[0], sums, lr)
+    weight.copy_(placed(moved.reshape(shape), weight, placements))
 
 
-def moved_by(rule: Rule, total: Tensor) -> Tensor:
-    """The X, or the part of it, that a rule returns once its sum is complete."""
-    try:
-        rule.send(total)
-    except StopIteration as end:
-        return end.value
-    raise RuntimeError("a rule takes one sum")
-
-
-@torch.no_grad()
-def _check(weights: Sequence[Tensor], rule: str, blocks: int) -> None:
-    """Raise ValueError if a rule can't move one of these, or not from where it is."""
-    manifolds = [manifold_of("stiefel", weight, blocks) for weight in weights]
-    if rule not in LOCAL:
-        return
-    pairs = zip(manifolds, (weight.double() for weight in weights), strict=True)
-    for weight, square in zip(weights, squared_distances(pairs), strict=True):
-        p = min(len(weight) // blocks, weight.shape[1:].numel())
-        if square.item() > NEAR**2 * blocks * p:
-            raise ValueError(
-                f"{rule} needs a start near the manifold, such as "
-                "manifold_of('stiefel', weight).nearest(weight)"
-            )
+def finish(move: Generator[Part, Tensor, None], total: Tensor) -> None:
+    """Move the weight of :func:`moving`, given the sum."""
+    with suppress(StopIteration):
+        move.send(total)
 
 
 @torch.no_grad()

@@ -69,12 +69,8 @@ class Sums:
 
     def product(self, x: Tensor) -> Tensor:
         """XᵀX, or XXᵀ if wide, (..., p, p), of a part."""
-        gram = _Gram.forward if _is_transformed(x) else _Gram.apply
-        return gram(x, self.wide)
-
-    def gram(self, x: Tensor) -> Tensor:
-        """The same of the whole X."""
-        return self.inside(self.product(x))
+        product = _product if _is_transformed(x) else _Gram.apply
+        return product(x, self.wide)
 
     def times(self, x: Tensor, small: Tensor) -> Tensor:
         """X times a symmetric matrix (..., p, p), on the side that fits."""
@@ -156,11 +152,12 @@ def _is_transformed(x: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    try:
-        x.untyped_storage()  # which a transform's tensor does not have
-    except (NotImplementedError, RuntimeError):
-        return True
-    return unpack_dual(x).tangent is not None
+    functional = torch._C._are_functorch_transforms_active()
+    return functional or unpack_dual(x).tangent is not None
+
+
+def _product(x: Tensor, wide: bool) -> Tensor:
+    return x @ x.mT if wide else x.mT @ x
 
 
 class _Gram(torch.autograd.Function):
@@ -169,16 +166,11 @@ class _Gram(torch.autograd.Function):
     A transposed view of X instead of ``wide`` would have its gradient copied.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, wide: bool) -> Tensor:
-        return x @ x.mT if wide else x.mT @ x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
-        x, ctx.wide = inputs
+    def forward(ctx: Any, x: Tensor, wide: bool) -> Tensor:
         ctx.save_for_backward(x)
+        ctx.wide = wide
+        return _product(x, wide)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:

@@ -7,7 +7,7 @@ from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from cdopt_tutorial.constraints.dissolved import Dissolved, Gathered
+from cdopt_tutorial.constraints.dissolved import Dissolved
 from cdopt_tutorial.constraints.manifolds import MANIFOLDS, manifold_of
 from cdopt_tutorial.constraints.sums import is_sharded
 
@@ -22,44 +22,22 @@ def constrained(models: dict[str, nn.Module]) -> dict[str, Constraint]:
     constrain alike, and for a gathered layer without its model.
     """
     constraints: dict[str, Constraint] = {}
-    names: dict[int, str] = {}  # by the ids of constrained weights
-    free: dict[int, str] = {}
+    seen: dict[int, tuple[str, Any]] = {}  # first name and kind, by the weight's id
     for start, model in models.items():
         for name, weight, rule in _weights(model):
-            name = joined(start, name)
-            if rule is None:
-                free[id(weight)] = name
-                continue
-            first = names.setdefault(id(weight), name)
-            _, known = constraints.setdefault(first, (weight, rule))
-            same_factor = rule.penalty_param == known.penalty_param
-            if rule.manifold != known.manifold or not same_factor:
+            name, kind = joined(start, name), None
+            if rule is not None:
+                kind = rule.manifold, rule.penalty_param
+            first, known = seen.setdefault(id(weight), (name, kind))
+            if kind != known:
                 raise ValueError(
-                    f"{name} is the weight of {first}, but its manifold or "
-                    "penalty_param is another one"
+                    f"{name} is the weight of {first}: dissolve it in both layers, "
+                    "with the same manifold and penalty_param"
                 )
-            if rule.padding is not None:  # the row is 0 for whoever shares the table
+            # A row is 0 for whoever shares the table.
+            if rule and (first not in constraints or rule.padding is not None):
                 constraints[first] = weight, rule
-    for number in names.keys() & free.keys():
-        raise ValueError(
-            f"{free[number]} is the weight of {names[number]}, which is dissolved: "
-            "dissolve it in this layer, too"
-        )
     return constraints
-
-
-def refuse_others(models: dict[str, nn.Module]) -> None:
-    """Raise ValueError if a layer computes with another function of W than A(W)."""
-    for start, model in models.items():
-        for name, module in model.named_modules():
-            if _is_dissolved(module) and not isinstance(
-                module[-1], Dissolved | Gathered
-            ):
-                name = joined(start, name).replace("parametrizations.", "")
-                raise ValueError(
-                    f"{name} has another parametrization after the dissolved one: "
-                    "remove it to measure or to project A(W)"
-                )
 
 
 def joined(*names: str) -> str:
@@ -82,7 +60,16 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, Dissolved | None]]
     for name, module in modules.items():
         if _is_dissolved(module):
             name = f".{name}".replace(".parametrizations.", ".").strip(".")
-            _check(module, name)
+            if hasattr(module.original, "cut"):
+                raise ValueError(
+                    f"{name} was cut in another layer that shares it: call "
+                    "map_before_gathering for this one, too"
+                )
+            if _is_gathered(module):
+                raise ValueError(
+                    f"{name} is gathered by FSDP: give the model that fully_shard has "
+                    "had, since FSDP1 is not supported"
+                )
             yield name, module.original, cast(Dissolved, module[0])
         elif hasattr(module, "quad_penalty"):
             rule = _of_cdopt(module)
@@ -90,20 +77,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, Dissolved | None]]
         else:
             for parameter_name, parameter in module._parameters.items():
                 yield joined(name, parameter_name), parameter, None
-
-
-def _check(weight: ParametrizationList, name: str) -> None:
-    """ValueError for what would be another weight than the one that is trained."""
-    if hasattr(weight.original, "cut"):
-        raise ValueError(
-            f"{name} was cut in another layer that shares it: call "
-            "map_before_gathering for this one, too"
-        )
-    if _is_gathered(weight):
-        raise ValueError(
-            f"{name} is gathered by FSDP: give the model that fully_shard has had, "
-            "since FSDP1 is not supported"
-        )
 
 
 def _is_dissolved(module: nn.Module) -> TypeGuard[ParametrizationList]:
