@@ -36,7 +36,6 @@ reinforce --seed -1: seed is -1, but must be at least 0 and below 2**64
 reinforce --lr nan: lr is nan, but must be above 0 and at most 1e+37
 reinforce --lr 1e38: lr is 1e+38, but must be above 0 and at most 1e+37
 rollouts --max-lag -1: max_lag is -1, but must be 0 to 1000
-rollouts --num-rollouts 3: num_rollouts is 3, but must be ... at most num_observers
 rollouts --waits long: waits is 'long', but must be fixed or heavy
 rollouts --clip nan: clip is nan, but must be at least 0
 rnn --seed {2**31}: seed is {2**31}, but must be at least 0 and below 2**31

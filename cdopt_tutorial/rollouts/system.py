@@ -1,12 +1,12 @@
 """Chapter 8's system: observers that play ahead while the agent learns.
 
-An update takes one rollout from each of several observers, and the next ``max_lag``
-updates are open to them as well. The schedule of a run says who played for which update
+An update takes one rollout from each observer, and the next ``max_lag`` updates are
+open to them as well. The schedule of a run says who played for which update
 with which version of the weights; one process replays the run from it.
 """
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -46,8 +46,6 @@ class RolloutsConfig(ReinforceConfig):
     conversation: ClassVar[str] = "local-policy"  # type: ignore[misc]  # no field
     num_envs: int = 16  #: environments per observer, each with one episode per rollout
     max_lag: int = 1  #: updates that observers play ahead; 0 makes them wait for each
-    #: rollouts per update, from different observers; by default one from each.
-    num_rollouts: int | None = None
     #: cap on the ratio of an action's probability in the policy that learns to that in
     #: the policy that played; 0 leaves the ratio out.
     clip: float = 2.0
@@ -58,10 +56,6 @@ class RolloutsConfig(ReinforceConfig):
         super().__post_init__()
         checks.at_least(self, 0, "max_lag", "clip", "step_ms")
         checks.choices(self, waits=WAITS)
-        if self.num_rollouts is None:
-            object.__setattr__(self, "num_rollouts", self.num_observers)
-        fits = 1 <= (self.num_rollouts or 0) <= self.num_observers
-        checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
 
     def make_environments(self) -> VectorEnv:
         """An observer's environments, whose steps may wait."""
@@ -95,11 +89,11 @@ class Observer(Player):
         actor = self._talk.actor
         actor.policy.load_state_dict(weights)
         episodes = actor.episodes(*self.play_episodes())
-        before, self._played = self._played, self._played + 1
         with torch.no_grad():  # of the policy as it is, not as it should be
             chances = log_probs(actor.policy, episodes)
-        parts = *vars(episodes).values(), self._number, before, version, chances
-        return Rollout(*parts)
+        said = self._number, self._played, version, chances
+        self._played += 1
+        return Rollout(*vars(episodes).values(), *said)
 
     def play_ahead(self, agent_rref: Reference) -> None:
         """Play until there is no further update; called by the agent, once."""
@@ -121,7 +115,6 @@ class Learner(Agent):
         #: by version, as far back as an observer may lag: copies, which never change.
         self.kept: dict[int, Weights] = {0: self.weights()}
         self._old = deepcopy(self.policy)
-        self._played: Counter[int] = Counter()
 
     def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:  # type: ignore[override]  # rollouts only
         """Make an update, one step of Adam, and return the largest lag and ratio.
@@ -134,10 +127,8 @@ class Learner(Agent):
         ratios = torch.cat([self._ratios(rollout) for rollout in batch])
         clip = self.config.clip
         super().finish_episode(batch, ratios.clamp(max=clip) if clip else None)
-        played = {rollout.observer: rollout.version for rollout in batch}
-        lag = self.version - min(played.values())
-        self._played.update(played.keys())
-        self.schedule.append(played)
+        self.schedule.append({of.observer: of.version for of in batch})
+        lag = self.version - min(self.schedule[-1].values())
         self.version += 1
         self.kept[self.version] = self.weights()
         self.kept.pop(self.version - self.config.max_lag - 1, None)
@@ -147,19 +138,23 @@ class Learner(Agent):
     def _check(self, rollout: Rollout) -> None:
         """Refuse one that is too old, played by other weights, or out of turn."""
         what = f"a rollout of observer{rollout.observer} for update {self.version}"
-        version, weights = rollout.version, self.kept.get(rollout.version)
-        if weights is None:
-            known = f"only {min(self.kept)} to {max(self.kept)} are known"
-            raise RuntimeError(f"{what} is of version {version}, but {known}")
-        self._old.load_state_dict(weights)
+        version, number = rollout.version, rollout.number
+        if version not in self.kept:
+            raise RuntimeError(
+                f"{what} is of version {version}, but only {[*self.kept]} are known"
+            )
+        self._old.load_state_dict(self.kept[version])
         gap = (log_probs(self._old, rollout) - rollout.log_probs).abs().max().item()
         if not gap <= ROUNDING:
-            wrong = f"was not played by the weights of version {version}"
-            raise RuntimeError(f"{what} {wrong}: log-probabilities differ by {gap:.1g}")
-        expected = self._played[rollout.observer]
-        if rollout.number != expected:
-            lost = f"is its number {rollout.number}, but {expected} was expected"
-            raise RuntimeError(f"{what} {lost}: one was lost, or came twice")
+            raise RuntimeError(
+                f"{what} was not played by the weights of version {version}: "
+                f"log-probabilities differ by {gap:.1g}"
+            )
+        if number != self.version:  # it plays one for each update
+            raise RuntimeError(
+                f"{what} is its number {number}, but {self.version} was expected: one "
+                "was lost, or came twice"
+            )
 
     @torch.no_grad()
     def _ratios(self, rollout: Rollout) -> Tensor:
@@ -198,8 +193,8 @@ class AheadAgent(Learner):
         # Replaced as a pair: no version is seen with the weights of another.
         self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
-        # By update and by the observer that plays for it: the rollout, or None so far.
-        self._open: dict[int, dict[int, Rollout | None]] = {}
+        # By update and by observer, what has come.
+        self._come: defaultdict[int, dict[int, Rollout]] = defaultdict(dict)
         self._last: dict[int, int] = {}  # by observer, the update that it got last
         self._asking: dict[int, Future] = {}
         self._error: Exception | None = None  # of an observer that failed
@@ -219,7 +214,7 @@ class AheadAgent(Learner):
     def hand_over(self, update: int, rollout: Rollout) -> None:
         """Take a rollout that was played for this update; called by its observer."""
         with self._changed:
-            self._open[update][rollout.observer] = rollout
+            self._come[update][rollout.observer] = rollout
             self._changed.notify()
 
     def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
@@ -234,28 +229,23 @@ class AheadAgent(Learner):
 
     def next_batch(self) -> list[Rollout]:
         """Wait for the rollouts of the next update; an observer's error is raised."""
-        seconds = patience()
+        seconds, version, number = patience(), self.version, self.config.num_observers
         with self._changed:
-            come = self._changed.wait_for(
-                lambda: self._error or self.is_complete(), seconds
-            )
+            self._changed.wait_for(lambda: self._error or self.is_complete(), seconds)
             if self._error:
                 raise self._error
-            row = self._open.get(self.version, {})
-            if not come:
-                all_of_them = range(self.config.num_observers)
-                missing = [n for n in all_of_them if row.get(n) is None]
-                late = min(missing, key=lambda n: n not in row)  # whose turn it is
+            row = self._come.pop(version, {})
+            missing = [n for n in range(number) if n not in row]
+            if missing:  # whoever plays for it or, if nobody does, who never asked
+                late = min(missing, key=lambda n: self._last.get(n) != version)
                 reason = f"did not hand over a rollout within {seconds:g} s"
                 raise WorkerSilent(f"observer{late}", reason)
-            return [rollout for _, rollout in sorted(row.items()) if rollout]
+            return [row[n] for n in range(number)]
 
     def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:  # type: ignore[override]  # as above
         """Make an update, and open another one."""
         lag_and_ratio = super().finish_episode(batch)
-        with self._changed:  # not before, or this update would be open again
-            del self._open[self.version - 1]
-            self._newest = self.version, self.kept[self.version]
+        self._newest = self.version, self.kept[self.version]
         self._answer()
         return lag_and_ratio
 
@@ -278,8 +268,7 @@ class AheadAgent(Learner):
 
     def is_complete(self) -> bool:
         """Whether all rollouts of the next update have arrived."""
-        row = self._open.get(self.version, {})
-        return len(row) == self.config.num_rollouts and None not in row.values()
+        return len(self._come[self.version]) == self.config.num_observers
 
     def _answer(self) -> None:
         """Answer the observers that wait for an update, where one is open to them."""
@@ -288,7 +277,6 @@ class AheadAgent(Learner):
             for observer in list(self._asking):
                 update = self._update_for(observer)
                 if update is not None:
-                    self._open.setdefault(update, {})[observer] = None
                     self._last[observer] = update
                 if self._over or update is not None:
                     answer = None if self._over else (update, *self._newest)
@@ -297,13 +285,10 @@ class AheadAgent(Learner):
             future.set_result(answer)
 
     def _update_for(self, observer: int) -> int | None:
-        """The next update that it has not had and that lacks observers."""
+        """The next update that it has not had, if it is open."""
         version, _ = self._newest
-        first = max(version, self._last.get(observer, -1) + 1)
-        for update in range(first, version + self.config.max_lag + 1):
-            if len(self._open.get(update, {})) != self.config.num_rollouts:
-                return update
-        return None
+        update = max(version, self._last.get(observer, -1) + 1)
+        return update if update <= version + self.config.max_lag else None
 
 
 def train(config: RolloutsConfig) -> Training:
@@ -324,11 +309,9 @@ def run(config: RolloutsConfig, **options: Any) -> Training:
 
 
 def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
-    """The endless schedule of observers that wait for every update and take turns."""
-    number = config.num_rollouts or config.num_observers
+    """The endless schedule of observers that wait for every update."""
     for update in count():
-        turns = range(update * number, (update + 1) * number)
-        yield {turn % config.num_observers: update for turn in turns}
+        yield dict.fromkeys(range(config.num_observers), update)
 
 
 def run_locally(
@@ -336,8 +319,7 @@ def run_locally(
 ) -> Training:
     """Train in this process by the schedule of a run or, without one, in step.
 
-    It computes with one thread, as each worker does, so that the bits are the same. A
-    ValueError names an update that no run of this config can have.
+    It computes with one thread, as each worker does, so that the bits are the same.
     """
     with alone(), set_torch_threads(1):
         return train_alone(replace(config, step_ms=0.0), schedule)
@@ -359,15 +341,4 @@ def replay(
 ) -> Iterator[list[Rollout]]:
     """The rollouts of a schedule, each played here when it is learned from."""
     for row in schedule:
-        _check_row(learner.config, learner.version, row)
         yield [observers[n].play(v, learner.kept[v]) for n, v in sorted(row.items())]
-
-
-def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None:
-    known, oldest = range(config.num_observers), max(0, update - config.max_lag)
-    fits = len(row) == config.num_rollouts and all(number in known for number in row)
-    if not fits or not all(oldest <= version <= update for version in row.values()):
-        raise ValueError(
-            f"update {update} was played by {row}, but needs {config.num_rollouts} of "
-            f"{config.num_observers} observers, with versions from {oldest} to {update}"
-        )
