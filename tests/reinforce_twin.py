@@ -21,20 +21,19 @@ def train(config, environment, rounds):
     kind = environment, config.num_envs, "vector_entry_point"
     worlds = [gymnasium.make_vec(*kind) for _ in observers]
     streams = [torch.Generator().manual_seed(of_actions) for _, of_actions in seeds]
-    totals, env_steps = [], 0
+    lengths, env_steps = [], 0
     for number in range(rounds):
-        trails, returns = [], []
+        steps = []
         for i in observers:
             start = None if number else seeds[i][0]
-            trail, cut = play(policy, worlds[i], streams[i], start)
-            totals += total_rewards(trail, len(cut))
-            trails += trail
-            returns += returns_of(trail, cut, config.gamma)
-        env_steps += len(trails)
+            episodes, cut = play(policy, worlds[i], streams[i], start)
+            lengths += map(len, episodes)  # each step earns 1
+            steps += with_returns(episodes, cut, config.gamma)
+        env_steps += len(steps)
         optimizer.zero_grad()
-        loss(policy, trails, torch.stack(returns)).backward()
+        loss(policy, *zip(*steps, strict=True)).backward()
         optimizer.step()
-    return totals, env_steps, [weight.detach() for weight in policy.parameters()]
+    return lengths, env_steps, [weight.detach() for weight in policy.parameters()]
 
 
 def seed_of(seed, observer, stream):
@@ -42,44 +41,42 @@ def seed_of(seed, observer, stream):
 
 
 def play(policy, world, stream, start):
-    """One episode each: steps (environment, state, action, reward), and who was cut."""
+    """One episode each: its steps (state, action), and who was cut off."""
     states, _ = world.reset(seed=start)
-    over, cut, trail = [False] * len(states), [False] * len(states), []
-    while not all(over):
+    episodes, cut = [[] for _ in states], [False] * len(states)
+    running = set(range(len(states)))
+    while running:
         with torch.no_grad():
             chances = torch.softmax(policy(torch.from_numpy(states)), dim=1)
         actions = torch.multinomial(chances, 1, generator=stream)[:, 0].numpy()
-        later, rewards, fell, late, _ = world.step(actions)
-        for env in range(len(states)):
-            if not over[env]:
-                trail.append((env, states[env], int(actions[env]), float(rewards[env])))
-                over[env] = bool(fell[env] or late[env])
-                cut[env] = bool(late[env] and not fell[env])
+        later, _, fell, late, _ = world.step(actions)
+        for env in list(running):
+            episodes[env].append((states[env], int(actions[env])))
+            cut[env] = bool(late[env] and not fell[env])
+            if fell[env] or late[env]:
+                running.remove(env)
         states = later
-    return trail, cut
+    return episodes, cut
 
 
-def total_rewards(trail, num_envs):
-    return [sum(r for e, _, _, r in trail if e == env) for env in range(num_envs)]
+def with_returns(episodes, cut, gamma):
+    """All steps with their returns; after a cut, of an episode's start on average."""
+    lengths = [len(episode) for episode in episodes]
+    tail = sum(returns(length, 0.0, gamma)[0] for length in lengths) / len(lengths)
+    for episode, late in zip(episodes, cut, strict=True):
+        worth = returns(len(episode), tail * late, gamma)
+        yield from ((*step, of) for step, of in zip(episode, worth, strict=True))
 
 
-def returns_of(trail, cut, gamma):
-    """Each step's return; an episode that was cut goes on as one begins on average."""
-    _, starts = backwards(trail, torch.zeros(len(cut)), gamma)
-    return backwards(trail, torch.tensor(cut) * sum(starts) / len(cut), gamma)[0]
+def returns(length, tail, gamma):
+    """Of an episode's steps, which earn 1 each."""
+    left = torch.arange(length, 0, -1)
+    return (1 - gamma**left) / (1 - gamma) + gamma**left * tail
 
 
-def backwards(trail, following, gamma):
-    following, returns = list(following), []
-    for env, _, _, reward in reversed(trail):
-        following[env] = torch.add(torch.tensor(reward), following[env], alpha=gamma)
-        returns.append(following[env])
-    return returns[::-1], following
-
-
-def loss(policy, trails, returns):
-    states = torch.tensor(np.array([state for _, state, _, _ in trails]))
-    actions = torch.tensor([action for _, _, action, _ in trails])
-    spread = returns.std(correction=0) + torch.finfo(returns.dtype).eps
-    surprise = F.cross_entropy(policy(states), actions, reduction="none")
-    return (surprise * ((returns - returns.mean()) / spread)).mean()
+def loss(policy, states, actions, returns):
+    worth = torch.stack(returns)
+    spread = worth.std(correction=0) + torch.finfo(worth.dtype).eps
+    scores = policy(torch.tensor(np.array(states)))
+    surprise = F.cross_entropy(scores, torch.tensor(actions), reduction="none")
+    return (surprise * ((worth - worth.mean()) / spread)).mean()

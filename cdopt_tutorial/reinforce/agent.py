@@ -123,13 +123,12 @@ class Agent:
         return self.select_action(observer, states)
 
     def report_and_wait(
-        self, observer: int, rewards: bytes, states: bytes
-    ) -> Future[bytes]:
-        """The same in bytes; the future completes once all observers are waiting."""
-        if rewards:
-            self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
-        rows = np.frombuffer(states, dtype=np.float32).reshape(-1, 4)
-        return self._waiting.enter(observer, rows)
+        self, observer: int, rewards: NDArray, states: NDArray
+    ) -> Future[NDArray]:
+        """The same, but the future completes once all observers are waiting."""
+        if len(rewards):
+            self.report_reward(observer, rewards)
+        return self._waiting.enter(observer, states)
 
     def report_and_leave(self, observer: int, rewards: NDArray) -> None:
         """Record an observer's last rewards; the others no longer wait for it."""
@@ -155,12 +154,12 @@ class Agent:
         except Exception:
             self._waiting.leave(observer)
 
-    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
+    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, NDArray]:
         """One forward pass for the states of several observers."""
         scores = self.policy.scores(np.concatenate(list(waiting.values())))
         parts = scores.split([len(states) for states in waiting.values()])
         return {
-            observer: self._actors[observer].draw(states, part).tobytes()
+            observer: self._actors[observer].draw(states, part)
             for (observer, states), part in zip(waiting.items(), parts, strict=True)
         }
 
@@ -246,10 +245,7 @@ class Batched(Packed):
     """The same call, answered once all observers wait, by one forward pass."""
 
     def ask(self, states: NDArray) -> NDArray:
-        # Bytes pickle faster than arrays.
-        sent = self._rewards.tobytes(), states.tobytes()
-        actions = self._agent.report_and_wait(self._number, *sent)
-        return np.frombuffer(actions, dtype=np.int64)
+        return self._agent.report_and_wait(self._number, self._rewards, states)
 
 
 class LocalPolicy(PerStep):
