@@ -65,6 +65,7 @@ hybrid --num-trainers 257: num_trainers is 257, but must be 1 to 256
 hybrid --semantics hope: semantics is 'hope', but must be exact or original
 hybrid --manifold sphere: manifold is 'sphere', but must be none or stiefel or oblique
 hybrid --num-servers 257: num_servers is 257, but must be 1 to 256
+hybrid --manifold stiefel --where server --num-servers 2 --embedding 1089: embedding ...
 hybrid --unit cells: unit is 'cells', but must be columns or rows
 hybrid --manifold oblique --where server --by cdopt: by is 'cdopt', but ... dissolve ...
 hybrid --optimizer hope: optimizer is 'hope', but must be sgd or adam

@@ -4,8 +4,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,11 +28,11 @@ from cdopt_tutorial.calls.steps import make_optimizer, move
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.hybrid.checkpoint import (
-    Checkpoint,
     complete,
-    dense_state,
     load,
-    load_dense,
+    load_rows,
+    save_rows,
+    settings_of,
 )
 from cdopt_tutorial.hybrid.model import (
     History,
@@ -45,9 +45,7 @@ from cdopt_tutorial.hybrid.table import (
     ColumnsOnServers,
     OnServers,
     Table,
-    columns_of,
     name_of_table,
-    rows_of,
     table_on_device,
 )
 from cdopt_tutorial.probes import trace
@@ -61,7 +59,8 @@ class JointStep:
     """Steps a server's rows by the mean of all trainers' gradients, like DDP."""
 
     def __init__(self, table: Reference, config: HybridConfig):
-        self.parameters = list(table.local_value().parameters())
+        self.table = table.local_value()
+        self.parameters = list(self.table.parameters())
         self.optimizer = make_optimizer(self.parameters, config)
         self._all = Rendezvous(self._step, range(config.num_trainers))
 
@@ -92,39 +91,27 @@ class OriginalStep:
             move(self._optimizers[trainer], grads)
 
 
-def make_table(job: Job, resume: Checkpoint | None = None) -> OnServers:
+def make_table(job: Job) -> OnServers:
     """Make the table's part on each server, and what steps it."""
     config, num_tokens = job.config, job.data.num_tokens
     kind = JointStep if config.semantics == "exact" else OriginalStep
+    whole = job.begin.get(name_of_table(config))
     parts, steps = list[Reference](), list[Reference]()
     for server, name in enumerate(server_names(config)):
-        rows = rows_of(job.begin, config, server)
+        rows = None
+        if whole is not None:  # a copy, or all of it would be sent
+            rows = whole[server :: config.num_servers].contiguous()
         parts.append(remote(name, table_on_device, num_tokens, config, rows, server))
         steps.append(remote(name, kind, parts[-1], config))
     table = OnServers(parts, steps)
     if config.is_spread:
-        table = ColumnsOnServers(parts, steps, columns_of(num_tokens, config))
-        if name_of_table(config) not in job.begin:
+        table = ColumnsOnServers(parts, steps, num_tokens, config)
+        if whole is None:
             table.begin_feasible()
-    if resume is not None:
-        table.load(resume.folder, resume.config["num_servers"])
+    if job.resume is not None:
+        saved = load(job.resume)
+        table.on_servers(load_rows, saved.folder, saved.settings["num_servers"])
     return table
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What one trainer needs of a job."""
-
-    config: HybridConfig  #: of the run
-    rank: int  #: number of the trainer
-    shard: Shard  #: its training data
-    num_tokens: int  #: rows of the table
-    num_classes: int  #: different labels
-    begin: Mapping[str, Tensor]  #: the layer's initial parameters, by name
-    resume: Checkpoint | None  #: what it goes on from
-    keep: Path | None = None  #: where to keep checkpoints; the first one's only
-    valid: Bags | None = None  #: to evaluate on after each epoch; the first one's only
-    test: Bags | None = None  #: to test on at the end; the first one's only
 
 
 def loss_factor(batch: Batch, config: HybridConfig) -> float:
@@ -174,30 +161,35 @@ def replica_difference(layer: nn.Module) -> float:
 class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
-    def __init__(self, table: OnServers, task: Task):
-        self.table, self.task, self.config = table, task, task.config
-        self.device = device_for(task.config.device, task.rank)
-        self.dense = dense_layer(task.num_classes, task.config).to(self.device)
-        nn.ModuleDict({"dense": self.dense}).load_state_dict(task.begin, strict=False)
+    def __init__(self, table: OnServers, rank: int, shard: Shard, job: Job):
+        config = job.config
+        self.table, self.rank, self.shard = table, rank, shard
+        self.job, self.config = job, config
+        self.device = device_for(config.device, rank)
+        self.dense = dense_layer(job.data.num_classes, config).to(self.device)
+        nn.ModuleDict({"dense": self.dense}).load_state_dict(job.begin, strict=False)
         self.fc: nn.Module = self.dense  # what it learns through: DDP on workers
-        self.optimizer = make_optimizer(self.dense.parameters(), task.config)
+        self.optimizer = make_optimizer(self.dense.parameters(), config)
         self.first_epoch = 0
-        if task.resume is not None:
-            self.first_epoch = task.resume.epoch
-            load_dense(task.resume.dense, self.dense, self.optimizer)
+        if job.resume is not None:
+            saved = load(job.resume)
+            self.first_epoch = saved.epoch
+            self.dense.load_state_dict(saved.dense["layer"])
+            self.optimizer.load_state_dict(saved.dense["optimizer"])
         self.constraints: Constraints | ColumnsOnServers | None = None
-        if task.config.constrained == "dense":
-            self.constraints = Constraints(self.dense)
-        elif task.config.constrained == "table":
-            self.constraints = table.constraints()
-        self.penalty_factor = penalty_factor(task.rank, task.config)
+        if isinstance(table, ColumnsOnServers):
+            self.constraints = table
+        elif config.constrained is not None:
+            owned = [self.dense] if config.constrained == "dense" else table.parts
+            self.constraints = Constraints(*owned)
+        self.penalty_factor = penalty_factor(rank, config)
         # Each is in charge of its own layer, but only the first one of the table.
-        self.in_charge = task.config.constrained == "dense" or task.rank == 0
+        self.in_charge = config.constrained == "dense" or rank == 0
         self.history = History()
 
     def run(self) -> History:
         """Join the other trainers and train with them; called by the master."""
-        of = self.task.rank, self.config.num_trainers, gpus_of(self.config.device)
+        of = self.rank, self.config.num_trainers, gpus_of(self.config.device)
         chosen = process_group.join(*of, ddp_only=True)
         self.history.transport = chosen.why
         self.fc = replicate(self.dense, self.device)
@@ -205,23 +197,23 @@ class Trainer:
 
     def train(self) -> History:
         """The whole training: learn, validate, test, project."""
-        config, task, history = self.config, self.task, self.history
+        config, data, history = self.config, self.job.data, self.history
         limit = config.max_steps or sys.maxsize
         for epoch in range(self.first_epoch, config.epochs):
-            batches = task.shard.batches(config.batch_size, 1000 * config.seed + epoch)
+            batches = self.shard.batches(config.batch_size, 1000 * config.seed + epoch)
             self.learn(islice(batches, limit - len(history.losses)))
             self.barrier()  # until every trainer's last step has moved the table
-            valid = self.score(task.valid)
-            if task.keep is not None and len(history.losses) < limit:
-                self.save(task.keep, epoch + 1)
+            valid = self.score(data.valid)
+            if self.job.keep is not None and len(history.losses) < limit:
+                self.save(self.job.keep, epoch + 1)
             self.barrier()
             self.report(epoch, valid)
             if len(history.losses) == limit:
                 break
         if self.fc is not self.dense:
             history.replica_difference = replica_difference(self.dense)
-        if task.rank == 0:
-            history.test = self.score(task.test)
+        if self.rank == 0:
+            history.test = self.score(data.test)
             history.weights = weights_of(self.dense, "dense.")
             if config.gather:
                 history.weights |= {name_of_table(config): self.table.weight()}
@@ -232,10 +224,10 @@ class Trainer:
     def save(self, keep: Path, epoch: int) -> None:
         """Keep a checkpoint of a complete pass, in place of older ones."""
         folder = keep / f"epoch-{epoch}"
-        self.table.save(folder)
-        dense = dense_state(self.dense, self.optimizer)
-        num_tokens = self.task.num_tokens
-        complete(Checkpoint(vars(self.config), num_tokens, epoch, dense, folder))
+        self.table.on_servers(save_rows, folder)
+        layer, optimizer = self.dense.state_dict(), self.optimizer.state_dict()
+        dense = {"layer": layer, "optimizer": optimizer}
+        complete(folder, settings=settings_of(self.job), epoch=epoch, dense=dense)
 
     def barrier(self) -> None:
         """Wait for all trainers, if there are others."""
@@ -271,7 +263,7 @@ class Trainer:
             with span("optimizer"):
                 grads = gradients.gradients(context, self.dense.parameters())
                 move(self.optimizer, grads)
-                self.table.step(self.task.rank, context)
+                self.table.step(self.rank, context)
         return total.item()
 
     def report(self, epoch: int, valid: Score | None) -> None:
@@ -284,9 +276,9 @@ class Trainer:
         report(history.progress[-1])
 
     @torch.no_grad()
-    def score(self, bags: Bags | None) -> Score | None:
-        """The model's score on some bags now; involves no other trainer."""
-        if bags is None:
+    def score(self, bags: Bags) -> Score | None:
+        """The model's score on some bags now, if any; involves no other trainer."""
+        if not len(bags):
             return None
         scores = self.dense(self.table.lookup(bags.tokens).to(self.device)).cpu()
         right = (scores.argmax(1) == bags.labels).double().mean().item()
@@ -298,46 +290,40 @@ class Trainer:
         if self.in_charge:
             constraints.project_()
         self.barrier()
-        return Projected(self.score(self.task.test), constraints.feasibility())
+        return Projected(self.score(self.job.data.test), constraints.feasibility())
 
 
-def tasks(job: Job) -> list[Task]:
-    """Each trainer's task; ValueError if its share comes to no image.
+def divide(job: Job) -> list[tuple[int, Shard, Job]]:
+    """Each trainer's rank and share, and its job: what else it needs of the whole one.
 
-    Or if there is no checkpoint to go on from, or it does not fit.
+    Only the first one evaluates and keeps checkpoints. ValueError if a share comes to
+    no image.
     """
     data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
+    none = data.train.select(torch.arange(0))
     dense = {n: weight for n, weight in job.begin.items() if n[:6] == "dense."}
-    keep = None if job.keep is None else job.keep.absolute()
-    resume = None if job.resume is None else load(job.resume.absolute())
-    if resume is not None:
-        resume.fits(job.config, data.num_tokens)
-    sizes = data.num_tokens, data.num_classes
-    first, *others = [
-        Task(job.config, rank, shard, *sizes, dense, resume)
+    first = replace(job, data=replace(data, train=none), begin=dense)
+    no_data = replace(data, train=none, valid=none, test=none)
+    other = replace(first, data=no_data, keep=None)
+    return [
+        (rank, shard, other if rank else first)
         for rank, shard in enumerate(shards(data.train, shares))
     ]
-    first = replace(first, valid=data.valid, test=data.test, keep=keep)
-    return [first, *others]
 
 
-def drive(job: Job, work: Sequence[Task]) -> list[History]:
+def drive(job: Job) -> list[History]:
     """Make the table, start the trainers, and wait for them; the master's role."""
-    table = make_table(job, work[0].resume)
-    trainers = [remote(f"trainer{task.rank}", Trainer, table, task) for task in work]
+    table = make_table(job)
+    trainers = [remote(f"trainer{of[0]}", Trainer, table, *of) for of in divide(job)]
     # Without a time-out, since the calls last as long as the training.
-    return wait_for_all([trainer.rpc_async(timeout=0).run() for trainer in trainers])
-
-
-def wait_for_all(futures: Sequence[Future]) -> list[Any]:
-    """Their results, or the first error, whichever future it comes from."""
+    calls = [trainer.rpc_async(timeout=0).run() for trainer in trainers]
     # Waiting in order, one would not notice that the second fails before the first.
     done: queue.SimpleQueue = queue.SimpleQueue()
-    for future in futures:
-        future.add_done_callback(done.put)
-    for _ in futures:
+    for call in calls:
+        call.add_done_callback(done.put)
+    for _ in calls:
         done.get().wait()
-    return [future.value() for future in futures]
+    return [call.value() for call in calls]
 
 
 def server_names(config: HybridConfig) -> list[str]:
@@ -353,16 +339,12 @@ def first_weights(job: Job) -> dict[str, Tensor]:
     return weights_of(table, "table.") | weights_of(dense, "dense.")
 
 
-def check(job: Job) -> None:
-    """Raise ValueError for a job that is impossible here."""
-    tasks(job)
+def checked(job: Job) -> Job:
+    """The job, whose folders are absolute; ValueError if it is impossible here."""
+    divide(job)
     rows, config = job.data.num_tokens, job.config
     if job.keep is not None and config.semantics == "original":
         raise ValueError("semantics is 'original', but must be exact to be kept")
-    if config.num_servers > rows:
-        raise ValueError(
-            f"num_servers is {config.num_servers}, but must be 1 to {rows}"
-        )
     if config.is_spread and rows < config.embedding:
         raise ValueError(
             f"embedding is {config.embedding}, but must be 1 to {rows}: columns can't "
@@ -370,21 +352,26 @@ def check(job: Job) -> None:
         )
     if job.begin:
         check_begin(job.begin, first_weights(job))
+    if job.resume is not None:
+        load(job.resume).fits(job)
+    keep, resume = job.keep, job.resume
+    return replace(
+        job, keep=keep and keep.absolute(), resume=resume and resume.absolute()
+    )
 
 
 def run(job: Job, **options: Any) -> Result:
     """Train on workers: the trainers, the master and the servers.
 
-    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
-    and a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. Raises a ValueError for a job that
+    is impossible here, and a WorkerError if a worker failed.
     """
-    check(job)
-    number = job.config.num_trainers
+    job, number = checked(job), job.config.num_trainers
     servers = server_names(job.config)
     threads = max(1, cpu_count() // (number + len(servers)))
     trainer = Role(serve, num_threads=threads)
     roles = {f"trainer{rank}": trainer for rank in range(number)}  # as in the original
-    roles |= {MASTER: Role(drive, (job, tasks(job)))}
+    roles |= {MASTER: Role(drive, (job,))}
     roles |= {server: Role(serve) for server in servers}
     return Result(job.config, launch(roles, **options)[MASTER])
 
@@ -394,7 +381,8 @@ def run_locally(job: Job) -> Result:
     config = replace(
         job.config, num_trainers=1, num_servers=1, shares=None, semantics="exact"
     )
-    job = replace(job, config=config)
-    (task,) = tasks(job)
+    job = checked(replace(job, config=config))
+    ((rank, shard, rest),) = divide(job)
     with alone():
-        return Result(config, [Trainer(make_table(job, task.resume), task).train()])
+        trainer = Trainer(make_table(job), rank, shard, rest)
+        return Result(config, [trainer.train()])

@@ -3,8 +3,7 @@
 Row t of the table is row t // k of server t mod k, of k servers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from cdopt_tutorial.constraints import Constraints, Feasibility, dissolve
 from cdopt_tutorial.constraints.dissolved import Dissolved
 from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
 from cdopt_tutorial.constraints.sums import Sums
-from cdopt_tutorial.hybrid.checkpoint import load_rows, save_rows
 from cdopt_tutorial.hybrid.model import HybridConfig
 from cdopt_tutorial.probes import trace
 
@@ -32,6 +30,7 @@ class Table(nn.EmbeddingBag):
         rows = len(range(server, num_tokens, config.num_servers))
         dtype = config.torch_dtype
         super().__init__(rows, config.embedding, mode="sum", dtype=dtype)
+        self.server, self.num_servers = server, config.num_servers
         draw_rows(self.weight, num_tokens, config, server)
         if config.constrained == "table" and not config.is_spread:
             on = config.manifold, config.penalty_param
@@ -127,14 +126,6 @@ def name_of_table(config: HybridConfig) -> str:
     return f"table.{'parametrizations.weight.original' if constrained else 'weight'}"
 
 
-def rows_of(
-    begin: Mapping[str, Tensor], config: HybridConfig, server: int
-) -> Tensor | None:
-    """A server's part of the table that is given, if it is."""
-    whole = begin.get(name_of_table(config))
-    return None if whole is None else whole[server :: config.num_servers].contiguous()
-
-
 def split(tokens: Tensor, num_servers: int) -> list[tuple[Tensor, ...]]:
     """What each server looks up of bags (b, m): its rows, and where each bag begins."""
     if num_servers == 1:
@@ -154,7 +145,7 @@ class OnServers:
     """
 
     def __init__(self, parts: Sequence[Reference], steps: Sequence[Reference]):
-        self._parts, self._steps = parts, steps
+        self.parts, self._steps = parts, steps
 
     def lookup(self, tokens: Tensor) -> Tensor:
         """The vectors (b, embedding) of bags (b, m), with their graph."""
@@ -162,41 +153,25 @@ class OnServers:
 
     def step(self, trainer: int, context: gradients.Context) -> None:
         """Move all parts by the gradients of a trainer's context."""
-        waits = [begin(step, "step", trainer, context) for step in self._steps]
+        self.on_servers("step", trainer, context)
+
+    def on_servers(self, method: str | Callable, *args: Any) -> None:
+        """Call a method, or a function, of what steps each part."""
+        waits = [begin(step, method, *args) for step in self._steps]
         for wait in waits:
             wait()
-
-    def save(self, folder: Path) -> None:
-        """Have each server save its rows and their optimizer's state."""
-        self._of_all(save_rows, folder)
-
-    def load(self, folder: Path, num_saved: int) -> None:
-        """Have each server take its rows from what so many servers saved."""
-        self._of_all(load_rows, folder, len(self._parts), num_saved)
-
-    def _of_all(self, function: Callable, folder: Path, *more: int) -> None:
-        waits = [
-            begin(step, function, folder, server, *more)
-            for server, step in enumerate(self._steps)
-        ]
-        for wait in waits:
-            wait()
-
-    def constraints(self) -> Any:
-        """The constraints of the parts, each of which has its own."""
-        return Constraints(*self._parts)
 
     def weight(self) -> Tensor:
         """A copy of the whole free parameter, (num_tokens, embedding), on the CPU."""
-        parts = [apply(part, _weight) for part in self._parts]
+        parts = [apply(part, _weight) for part in self.parts]
         whole = parts[0].new_empty(sum(map(len, parts)), parts[0].shape[1])
         for server, part in enumerate(parts):
             whole[server :: len(parts)] = part
         return whole
 
     def _ask(self, method: str, tokens: Tensor, *args: Any) -> list[Any]:
-        split_tokens = split(tokens, len(self._parts))
-        both = zip(self._parts, split_tokens, strict=True)
+        split_tokens = split(tokens, len(self.parts))
+        both = zip(self.parts, split_tokens, strict=True)
         waits = [gradients.ask(part, method, *args, *own) for part, own in both]
         return [wait() for wait in waits]
 
@@ -210,11 +185,18 @@ class ColumnsOnServers(OnServers):
     """
 
     def __init__(
-        self, parts: Sequence[Reference], steps: Sequence[Reference], rule: Dissolved
+        self,
+        parts: Sequence[Reference],
+        steps: Sequence[Reference],
+        num_tokens: int,
+        config: HybridConfig,
     ):
         super().__init__(parts, steps)
-        self._rule = rule
-        self._c: Tensor | None = None  # with the graph of the last lookup
+        whole = torch.empty(num_tokens, config.embedding, device="meta")
+        columns = config.has_unit_columns
+        manifold = manifold_of(config.manifold, whole, transpose=columns)
+        self._rule = Dissolved(manifold, config.penalty_param)
+        self._c: Tensor  # with the graph of the last lookup
 
     def lookup(self, tokens: Tensor) -> Tensor:
         """The vectors (b, embedding) of bags (b, m), by A(W), with their graph."""
@@ -224,13 +206,8 @@ class ColumnsOnServers(OnServers):
         self._c = manifold.from_sum(total)
         return manifold.mapped(vectors, self._c, Sums())
 
-    def constraints(self) -> "ColumnsOnServers":
-        """Itself."""
-        return self
-
     def penalty(self) -> Tensor:
         """``penalty_param`` ‖C(W)‖², in the graph of the last lookup."""
-        assert self._c is not None, "there is no penalty before a lookup"
         return self._rule.penalty_param * self._c.square().sum()
 
     def feasibility(self) -> Feasibility:
@@ -263,23 +240,15 @@ class ColumnsOnServers(OnServers):
 
     def _factor(self) -> Tensor:
         """R, the symmetric root of WᵀW, in float64."""
-        grams = [apply(part, _gram) for part in self._parts]
+        grams = [apply(part, _gram) for part in self.parts]
         squares, vectors = torch.linalg.eigh(sum(grams[1:], grams[0]))
         return vectors * squares.clamp(min=0).sqrt() @ vectors.mT
 
     def _move(self, factor: Tensor, moved: Tensor) -> None:
         """Move W as R is moved, also if its columns are linearly dependent."""
         small = torch.linalg.pinv(factor) @ moved
-        for part in self._parts:
+        for part in self.parts:
             apply(part, _multiply, small)
-
-
-def columns_of(num_tokens: int, config: HybridConfig) -> Dissolved:
-    """The rule of a table's columns."""
-    whole = torch.empty(num_tokens, config.embedding, device="meta")
-    transpose = config.has_unit_columns
-    manifold = manifold_of(config.manifold, whole, transpose=transpose)
-    return Dissolved(manifold, config.penalty_param)
 
 
 def _weight(table: Table) -> Tensor:
