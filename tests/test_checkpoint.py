@@ -83,53 +83,47 @@ KINDS = (
 )
 
 
-class TestInOneProcess:
-    def test_of_every_kind_of_run(self, tmp_path):
-        for more in KINDS:
-            config = replace(STILL, **more)
-            resume = until(8, config, tmp_path / "file")
-            resumed, whole = local(config, resume=resume), local(config)
-            assert resumed.losses == whole.losses and len(whole.losses) == 23, more
-
-    def test_a_complete_run_is_only_evaluated(self, tmp_path):
-        for config in (STILL, replace(STILL, epochs=1)):
-            first = local(config, keep=tmp_path / "file")
-            resume = checkpoints.load(tmp_path / "file")
-            for steps in (23, 3):  # fewer than are done
-                again = local(config, steps, resume=resume)
-                assert (again.tokens, again.losses) == (0, first.losses)
-                last, before = again.progress[-1], first.progress[-1]
-                assert (last.valid, last.epoch) == (before.valid, before.epoch)
-
-    def test_may_ask_for_more_passes(self, tmp_path):
-        resume = until(23, replace(STILL, epochs=1), tmp_path / "file")
-        assert_same(local(STILL, resume=resume), local(STILL))
+def test_every_kind_of_run_is_resumed(tmp_path):
+    for more in KINDS:
+        config = replace(STILL, **more)
+        resume = until(8, config, tmp_path / "file")
+        resumed, whole = local(config, resume=resume), local(config)
+        assert resumed.losses == whole.losses and len(whole.losses) == 23, more
 
 
-class TestSave:
-    @pytest.fixture
-    def saved(self, tmp_path):
-        file = tmp_path / "file"
-        return until(1, STILL, file), file
+def test_a_complete_run_is_only_evaluated_unless_asked_for_more(tmp_path):
+    whole, once = local(STILL, keep=tmp_path / "whole"), replace(STILL, epochs=1)
+    done = local(once, keep=tmp_path / "once")
+    after_one = checkpoints.load(tmp_path / "once")
+    assert_same(local(STILL, resume=after_one), whole)
+    after_all = checkpoints.load(tmp_path / "whole")
+    for config, first, resume in (STILL, whole, after_all), (once, done, after_one):
+        for steps in (23, 3):  # fewer than are done
+            again = local(config, steps, resume=resume)
+            assert (again.tokens, again.losses) == (0, first.losses)
+            last, before = again.progress[-1], first.progress[-1]
+            assert (last.valid, last.epoch) == (before.valid, before.epoch)
 
-    def test_that_is_killed_leaves_the_last_one(self, saved):
-        state, file = saved
 
-        def stop_halfway(opened):
-            os.ftruncate(opened, 100)
-            os.kill(os.getpid(), signal.SIGKILL)
+def test_that_is_killed_leaves_the_last_one(tmp_path):
+    file = tmp_path / "file"
+    state = until(1, STILL, file)
 
-        if (child := os.fork()) == 0:
-            os.fsync = stop_halfway
-            try:
-                checkpoints.save(file, replace(state, window=2))
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        assert checkpoints.load(file).window == 1
-        (left,) = set(file.parent.iterdir()) - {file}
-        with pytest.raises(ValueError, match="truncated"):
-            checkpoints.load(left)
+    def stop_halfway(opened):
+        os.ftruncate(opened, 100)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if (child := os.fork()) == 0:
+        os.fsync = stop_halfway
+        try:
+            checkpoints.save(file, replace(state, window=2))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert checkpoints.load(file).window == 1
+    (left,) = set(tmp_path.iterdir()) - {file}
+    with pytest.raises(ValueError, match="truncated"):
+        checkpoints.load(left)
 
 
 # What a checkpoint of a constrained run does not fit.

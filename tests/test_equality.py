@@ -8,19 +8,16 @@ import torch
 from cdopt_tutorial.equality import max_difference
 
 
-def test_the_largest_gap_of_any_tensor_is_found():
-    one = {"a": torch.tensor([1.0, -2.0]), "b": torch.zeros(2, 2)}
-    other = {"b": torch.tensor([[0.0, 0.5], [0.0, -3.0]]), "a": torch.tensor([1.0, 2])}
-    assert max_difference(one, other) == max_difference(other, one) == 4.0
-    assert max_difference(one, dict(one)) == 0.0
-
-
-def test_nan_is_a_difference_wherever_it_is():
-    bad, good = torch.tensor([math.nan, 0.0]), torch.zeros(2)
-    for one, other in ((bad, good), (good, bad), (bad, bad)):
-        found = max_difference({"a": good, "b": one}, {"a": good, "b": other})
-        assert found == math.inf
-        assert max_difference({"b": one, "c": good}, {"b": other, "c": good}) == found
+def test_the_largest_gap_of_any_tensor_is_found_and_nan_is_one():
+    good, bad = torch.zeros(2), torch.tensor([math.nan, 0.0])
+    values = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.0, -3.0]])}
+    moved = {"b": torch.tensor([[0.5, -3.0]]), "a": torch.tensor([1.0, 2.0])}
+    assert max_difference(values, moved) == max_difference(moved, values) == 4.0
+    assert max_difference(values, dict(values)) == 0.0
+    for pair in ((bad, good), (good, bad), (bad, bad)):
+        for first, last in ("ab", "ba"):  # whichever comes first
+            one, other = ({first: good, last: each} for each in pair)
+            assert max_difference(one, other) == math.inf
 
 
 @pytest.mark.parametrize("other", [{}, {"b": torch.zeros(2)}, {"a": torch.zeros(1)}])
