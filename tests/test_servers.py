@@ -159,7 +159,9 @@ class TestCheckpoint:
 
     def test_that_is_damaged_or_does_not_fit_is_refused_in_one_line(self, tmp_path):
         job = Job(EXACT, drawn(11), resume=tmp_path)
-        run_locally(Job(replace(EXACT, epochs=2), job.data, keep=tmp_path))
+        kept = run_locally(Job(replace(EXACT, epochs=2), job.data, keep=tmp_path))
+        done = run_locally(replace(job, config=replace(EXACT, epochs=2)))
+        assert (done.losses, done.test) == ([], kept.test)  # only evaluated
         (tmp_path / "epoch-2").rename(tmp_path / "epoch-10")
         (tmp_path / "epoch-11").mkdir()  # its servers had saved, the trainers had not
         folder = load(tmp_path).folder
@@ -169,9 +171,9 @@ class TestCheckpoint:
             assert_refused(other, f"has {name} {getattr(EXACT, name)}, but {value} was")
         assert_refused(replace(job, data=drawn(12)), "has num_tokens 11, but 12 was")
         assert_refused(replace(job, resume=Path("nowhere")), "no complete")
-        kept = Job(replace(EXACT, semantics="original"), job.data, keep=tmp_path)
+        original = replace(EXACT, semantics="original")
         with pytest.raises(ValueError, match="must be exact"):
-            run(kept)
+            run(Job(original, job.data, keep=tmp_path))
         file = folder / "rows-0.pt"
         content, weight = file.read_bytes(), torch.load(file)["weight"].numpy()
         flipped = weight.tobytes()[:-1] + b"~"

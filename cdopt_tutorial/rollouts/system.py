@@ -91,9 +91,9 @@ class Observer(Player):
         episodes = actor.episodes(*self.play_episodes())
         with torch.no_grad():  # of the policy as it is, not as it should be
             chances = log_probs(actor.policy, episodes)
-        said = self._number, self._played, version, chances
+        parts = *vars(episodes).values(), self._number, self._played, version, chances
         self._played += 1
-        return Rollout(*vars(episodes).values(), *said)
+        return Rollout(*parts)
 
     def play_ahead(self, agent_rref: Reference) -> None:
         """Play until there is no further update; called by the agent, once."""
