@@ -6,31 +6,24 @@ from torch.nn import functional as F
 
 
 class Twin(nn.Module):
-    """All parts in one module."""
+    """All parts in one module, by the package's names."""
 
     def __init__(self, vocab_size, config):
         super().__init__()
-        self.table = nn.Embedding(vocab_size, config.embedding)
-        between = config.dropout if config.num_layers > 1 else 0.0
-        sizes = config.embedding, config.hidden, config.num_layers
-        self.lstm = nn.LSTM(*sizes, dropout=between)
-        self.out = nn.Linear(config.hidden, vocab_size)
+        table = nn.Embedding(vocab_size, config.embedding)
+        self.embedding = nn.ModuleDict({"encoder": table})
+        self.rnn = nn.LSTM(config.embedding, config.hidden)
+        self.decoder = nn.ModuleDict({"decoder": nn.Linear(config.hidden, vocab_size)})
         self.dropout = config.dropout
         self.double()
 
     def forward(self, tokens, hidden=None):
-        vectors = F.dropout(self.table(tokens), self.dropout, self.training)
-        output, hidden = self.lstm(vectors, hidden)
-        return self.out(F.dropout(output, self.dropout, self.training)), hidden
+        vectors = self.embedding["encoder"](tokens)
+        output, hidden = self.rnn(self.drop(vectors), hidden)
+        return self.decoder["decoder"](self.drop(output)), hidden
 
-    def named(self):
-        """The parameters by the package's names."""
-        parts = {"table": "embedding.encoder", "lstm": "rnn", "out": "decoder.decoder"}
-        return {
-            f"{parts[part]}.{name}": parameter.detach().clone()
-            for part, module in self.named_children()
-            for name, parameter in module.named_parameters()
-        }
+    def drop(self, values):
+        return F.dropout(values, self.dropout, self.training)
 
 
 def columns_of(tokens, number):

@@ -39,7 +39,7 @@ def act(conversation):
     return run_alone(reinforce.ReinforceConfig(conversation, device="meta", **limits))
 
 
-text = partial(run, rnn, rnn.Job, rnn.RNNConfig, num_layers=2, **RNN)
+text = partial(run, rnn, rnn.Job, rnn.RNNConfig, **RNN)
 shards = partial(
     run, sharding, sharding.Job, sharding.ShardConfig,
     width=8, num_heads=2, seq_len=4, clip=1.0, **META,

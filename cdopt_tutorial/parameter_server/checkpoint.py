@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cdopt_tutorial.parameter_server.model import Hidden, RNNConfig, build_all
 from cdopt_tutorial.training import load_whole, save_whole
 
-FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
+FORMAT = "cdopt_tutorial.parameter_server checkpoint 2"
 MUST_MATCH = (
-    "embedding", "hidden", "num_layers", "seq_len", "batch_size", "optimizer", "dtype",
-    "manifold", "where", "per_gate",
+    "embedding", "hidden", "seq_len", "batch_size", "optimizer", "dtype", "manifold",
+    "where", "per_gate",
 )  # fmt: skip
 
 
@@ -29,37 +28,20 @@ class Checkpoint:
     epoch: int  #: complete passes over the text
     window: int  #: windows of the next pass that are done
     hidden: Hidden  #: of all columns
-    losses: list[list[float]]  #: of all steps so far, for each trainer
-
-    @property
-    def settings(self) -> RNNConfig:
-        """Its config on the CPU, since the run's device may not be here."""
-        return RNNConfig(**self.config | {"device": "cpu"})
+    losses: list[float]  #: of all steps so far, of the joint batch
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
         """Raise ValueError unless a run, with so many windows a pass, can resume it."""
-        if list(words) != self.words or self.window >= windows:
-            raise ValueError(
-                "the checkpoint is of another text: this one has other words, or no "
-                f"more than the {self.window} windows that are done"
-            )
+        if list(words) != self.words:
+            raise ValueError("the checkpoint is of another text: the words differ")
         for name in MUST_MATCH:
-            saved, new = getattr(self.settings, name), getattr(config, name)
+            saved, new = self.config[name], getattr(config, name)
             if saved != new:
                 raise ValueError(
                     f"the checkpoint has {name} {saved!r}, but {new!r} was asked for"
                 )
-
-    def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
-        """A trainer's losses; the joint batch's if the number of trainers changes."""
-        if len(self.losses) == num_trainers:
-            return list(self.losses[trainer])
-        batch_size, num_saved = self.config["batch_size"], len(self.losses)
-        columns = [len(p) for p in torch.arange(batch_size).tensor_split(num_saved)]
-        return [
-            sum(c * loss for c, loss in zip(columns, step, strict=True)) / batch_size
-            for step in zip(*self.losses, strict=True)
-        ]
+        if divmod(len(self.losses), windows) != (self.epoch, self.window):
+            raise ValueError("the checkpoint is of another text: the length differs")
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -83,7 +65,8 @@ def _checked(content: Any) -> Checkpoint:
         raise ValueError("another program made it")
     try:
         saved = Checkpoint(**content)
-        build_all(len(saved.words), saved.settings).load_state_dict(saved.weights)
+        here = saved.config | {"device": "cpu"}  # its own device may not be here
+        build_all(len(saved.words), RNNConfig(**here)).load_state_dict(saved.weights)
     except Exception as error:  # a missing part, or one of another type
         raise ValueError("its parts can't be of one run") from error
     return saved

@@ -21,7 +21,7 @@ SAMPLED = 60  # tokens of a sample
 TEMPERATURE = 0.7  # of a sample; below 1, likely words become likelier
 ROW_NORM = 3.0  # initial mean norm of a constrained decoder's rows, times their factor
 
-Hidden = tuple[Tensor, ...]  # h and c, (num_layers, batch, hidden) each
+Hidden = tuple[Tensor, ...]  # h and c, (1, batch, hidden) each
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class RNNConfig(training.Settings):
     sync: bool = True
     embedding: int = 128  #: width of a word's vector
     hidden: int = 128  #: width of the LSTM
-    num_layers: int = 1  #: layers of the LSTM
     dropout: float = 0.4  #: share of activations set to 0 in training, 0 to below 1
     seq_len: int = 35  #: tokens through which a gradient flows
     batch_size: int = 20  #: columns of text read side by side, over all trainers
@@ -53,9 +52,8 @@ class RNNConfig(training.Settings):
     clip: float | None = 1.0  #: largest norm of the whole gradient; None for any
     epochs: int = 6  #: passes over the text
     max_steps: int | None = None  #: steps after which it ends; None for no limit
-    #: steps between two checkpoints within an epoch. The random streams are reseeded
-    #: at each of these steps, saved or not, so that a resumed run draws what the
-    #: uninterrupted one does.
+    #: steps between two checkpoints within an epoch, at which the random streams are
+    #: reseeded, saved or not, so that a resumed run draws the same.
     save_every: int = 50
     seed: int = 1  #: of the initial parameters and the dropout
     dtype: str = "float32"  #: "float32" or "float64"
@@ -66,7 +64,7 @@ class RNNConfig(training.Settings):
     def __post_init__(self):
         super().__post_init__()
         choices(self, cut=("logits", "loss"))
-        at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
+        at_least(self, 1, "hidden", "seq_len", "save_every")
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
         check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
@@ -142,42 +140,31 @@ class Decoder(nn.Module):
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy, in nats, of an output against the next tokens."""
-        with torch.set_grad_enabled(self.training):
-            scores = self.scores(output)
-            loss = summed_loss(scores, targets.to(scores.device)).cpu()
+        scores = self.scores(output)
+        loss = summed_loss(scores, targets.to(scores.device)).cpu()
         return trace.mark_backward("decoder backward", loss, output)
 
 
-class LSTM(nn.LSTM):
-    """The LSTM between the two; lives on the trainer if there is only one."""
-
-    def __init__(self, config: RNNConfig):
-        between = config.dropout if config.num_layers > 1 else 0.0
-        sizes = config.embedding, config.hidden, config.num_layers
-        super().__init__(*sizes, dropout=between)
-
-    def weights(self) -> list[Tensor]:
-        """The weights that it computes with, as plain tensors on the CPU."""
-        # An nn.Parameter would be pickled as a copy, outside the graph.
-        return [w.view_as(w).cpu() for of_layer in self.all_weights for w in of_layer]
+def pull(lstm: nn.LSTM) -> list[Tensor]:
+    """Runs on ``ps``: the weights that an LSTM computes with, on the CPU."""
+    # An nn.Parameter would be pickled as a copy, outside the graph.
+    return [weight.view_as(weight).cpu() for weight in lstm.all_weights[0]]
 
 
 class PulledLSTM(nn.Module):
     """The LSTM of one of several trainers, which pulls its weights from ``ps``."""
 
-    def __init__(self, rnn_rref: Reference, config: RNNConfig):
+    def __init__(self, rnn_rref: Reference):
         super().__init__()
-        self.rnn_rref, self.num_layers = rnn_rref, config.num_layers
-        self.dropout = config.dropout if config.num_layers > 1 else 0.0
+        self.rnn_rref = rnn_rref
 
     def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """As in ``nn.LSTM``."""
-        pulled = gradients.call(self.rnn_rref, LSTM.weights)
+        pulled = gradients.call(self.rnn_rref, pull)
         weights = [weight.to(inputs.device) for weight in pulled]
-        output, *last = torch.lstm(
-            inputs, hidden, weights, True, self.num_layers, self.dropout,
-            self.training, False, False,
-        )  # fmt: skip
+        # With biases, of one layer, without dropout, in one direction, time first.
+        how = True, 1, 0.0, self.training, False, False
+        output, *last = torch.lstm(inputs, hidden, weights, *how)
         return output, tuple(last)
 
 
@@ -195,12 +182,12 @@ class RNNModel(nn.Module):
         super().__init__()
         self.embedding_rref, self.decoder_rref = parts["embedding"], parts["decoder"]
         rnn = parts["rnn"]
-        self.rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, config)
+        self.rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn)
         self.config, self.device = config, device  # the LSTM's
 
     def start(self, batch: int) -> Hidden:
         """The hidden state before the first token: zeros."""
-        shape = self.config.num_layers, batch, self.config.hidden
+        shape = 1, batch, self.config.hidden
         return tuple(torch.zeros(shape, dtype=self.config.torch_dtype) for _ in "hc")
 
     def recur(self, tokens: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
@@ -240,7 +227,7 @@ def _set_training(module: nn.Module, mode: bool) -> None:
 # The parts of the model; the order gives each a seed of its own.
 PARTS: dict[str, Callable[[int, RNNConfig], nn.Module]] = {
     "embedding": EmbeddingTable,
-    "rnn": lambda _, config: LSTM(config),
+    "rnn": lambda _, config: nn.LSTM(config.embedding, config.hidden),
     "decoder": Decoder,
 }
 
@@ -285,4 +272,4 @@ def sample(
         logits, hidden = model(torch.tensor([[tokens[-1]]]), hidden)
         chances = torch.softmax(logits[0, 0, 1:] / TEMPERATURE, dim=0)  # 0 is <unk>
         tokens.append(1 + torch.multinomial(chances, 1, generator=generator).item())
-    return " ".join(vocabulary.decode(tokens))
+    return " ".join(vocabulary.words[token] for token in tokens)

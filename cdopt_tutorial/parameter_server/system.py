@@ -4,6 +4,7 @@ With one trainer there are two owners, as in the original: ``ps`` owns the embed
 the decoder, the trainer its LSTM. With several, ``ps`` owns everything.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -161,10 +162,11 @@ class Trainer:
         self.constraints = None if free else Constraints(*parts.values())
         stream = Stream(job.corpus.train, config.seq_len, config.batch_size)
         self.stream = stream.shard(rank, config.num_trainers)
-        self.max_steps = config.max_steps or config.epochs * len(stream)
+        most = config.epochs * len(stream)
+        self.max_steps = min(config.max_steps or most, most)
         self.history = History()
         if job.resume is not None:
-            self.history.losses = job.resume.losses_of(rank, config.num_trainers)
+            self.history.losses = list(job.resume.losses)
 
     def step(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
@@ -217,12 +219,9 @@ class Trainer:
         if self.rank == 0:
             start = (resume.weights, resume.optimizer) if resume else (job.begin, {})
             self.on_owners("load", *start)
-        epoch, window = (resume.epoch, resume.window) if resume else (0, 0)
-        if epoch >= self.config.epochs or self.finished:  # the checkpoint is complete
-            self.look(max(0, epoch - (window == 0)))
-        while epoch < self.config.epochs and not self.finished:
-            self.epoch(epoch, window)
-            epoch, window = epoch + 1, 0
+        self.epoch()  # takes no step if the checkpoint is complete
+        while not self.finished:
+            self.epoch()
         if self.rank == 0:
             self.history.weights = self.gather("weights")
         if self.constraints:
@@ -234,25 +233,29 @@ class Trainer:
         """Whether all steps are done."""
         return len(self.history.losses) >= self.max_steps
 
-    def epoch(self, epoch: int, first: int) -> None:
-        """One pass over the text, from a window on; then evaluate and save."""
+    @property
+    def place(self) -> tuple[int, int]:
+        """Complete passes over the text, and windows of the next one that are done."""
+        return divmod(len(self.history.losses), len(self.stream))
+
+    def epoch(self) -> None:
+        """One pass over the text, or the rest of one; then evaluate and save."""
+        epoch, first = self.place
         self.on_owners("set_lr", self.config.lr * self.config.lr_decay**epoch)
         self.model.train()
-        hidden, window = self.hidden(first), first
+        hidden = self.hidden(first)
         self.reseed()
-        for tokens, targets in self.stream.windows(first):
+        for window, texts in enumerate(self.stream.windows(first), start=first):
             if self.finished:
                 break
             if window > first and window % self.config.save_every == 0:
-                self.keep(epoch, window, hidden)
+                self.keep(hidden)
                 self.reseed()
-            hidden, window = self.record(tokens, targets, hidden), window + 1
+            hidden = self.record(*texts, hidden)
             if len(self.history.losses) % REPORT_EVERY == 0:
-                self.report(epoch, None)
-        self.look(epoch)
-        if window == len(self.stream):
-            epoch, window, hidden = epoch + 1, 0, self.hidden(0)
-        self.keep(epoch, window, hidden)
+                self.report(None)
+        self.look()
+        self.keep(hidden)
 
     def record(self, tokens: Tensor, targets: Tensor, hidden: Hidden) -> Hidden:
         """Take a step and record it in the history; the hidden state after it."""
@@ -296,11 +299,11 @@ class Trainer:
         of_owners = self.on_owners(method)
         return {name: value for part in of_owners for name, value in part.items()}
 
-    def look(self, epoch: int) -> None:
+    def look(self) -> None:
         """Evaluate and report; all trainers wait for the first one."""
         self.barrier()
         valid = self.job.corpus.valid
-        self.report(epoch, evaluate(self.model, valid) if self.rank == 0 else None)
+        self.report(evaluate(self.model, valid) if self.rank == 0 else None)
         # Another trainer's next step would switch the server's dropout back on.
         self.barrier()
 
@@ -312,17 +315,20 @@ class Trainer:
             score = evaluate(self.model, self.job.corpus.valid)
             self.history.projected = Projected(score, constraints.feasibility())
 
-    def keep(self, epoch: int, window: int, hidden: Hidden) -> None:
+    def keep(self, hidden: Hidden) -> None:
         """Write a checkpoint, which the first trainer gathers from all."""
         if self.job.keep is None:
             return
-        brought = *(state.cpu() for state in hidden), self.history.losses
-        *states, losses = zip(*self.barrier(brought), strict=True)
+        share = self.stream.batch_size / self.config.batch_size
+        losses = [share * loss for loss in self.history.losses]  # of the joint batch
+        brought = *(state.cpu() for state in hidden), losses
+        *states, parts = zip(*self.barrier(brought), strict=True)
         if self.rank == 0:
             hidden = tuple(torch.cat(columns, dim=1) for columns in states)
             run = asdict(self.config), list(self.job.corpus.vocabulary.words)
             model = self.gather("weights"), self.gather("optimizer_state")
-            state = *run, *model, epoch, window, hidden, list(losses)
+            losses = [sum(step) for step in zip(*parts, strict=True)]
+            state = *run, *model, *self.place, hidden, losses
             try:
                 checkpoint.save(self.job.keep, checkpoint.Checkpoint(*state))
             except OSError as error:
@@ -330,10 +336,11 @@ class Trainer:
                 raise WorkerError(f"trainer{self.rank}", reason) from error
         self.barrier()
 
-    def report(self, epoch: int, valid: Score | None) -> None:
+    def report(self, valid: Score | None) -> None:
         """Report this trainer's progress to the parent process."""
         steps, last = len(self.history.losses), self.history.losses[-REPORT_EVERY:]
-        progress = Progress(epoch + 1, steps, sum(last) / max(1, len(last)), valid)
+        epoch = math.ceil(steps / len(self.stream))
+        progress = Progress(epoch, steps, sum(last) / len(last), valid)
         self.history.progress.append(progress)
         report(progress)
 
@@ -384,14 +391,13 @@ def run(
 
 def run_once(job: Job, **options: Any) -> list[History]:
     """One attempt of `run`, without its checks."""
-    trainers = range(job.config.num_trainers)
-    threads = max(1, cpu_count() // len(trainers))
+    number = job.config.num_trainers
+    threads = max(1, cpu_count() // number)
     roles = {SERVER: Role(serve, num_threads=cpu_count())}
-    for rank in trainers:
-        role = Role(train, (rank, job), num_threads=threads)
-        roles[f"trainer{rank}"] = role
+    for rank in range(number):
+        roles[f"trainer{rank}"] = Role(train, (rank, job), num_threads=threads)
     results = launch(roles, **options)
-    return [results[f"trainer{rank}"] for rank in trainers]
+    return [results[f"trainer{rank}"] for rank in range(number)]
 
 
 def run_locally(job: Job) -> History:
@@ -404,8 +410,6 @@ def run_locally(job: Job) -> History:
 
 def check(job: Job, max_restarts: int = 0) -> None:
     """Raise ValueError for a job or a number of restarts that is impossible here."""
-    if max_restarts < 0:
-        raise ValueError(f"max-restarts is {max_restarts}, but must be at least 0")
     if max_restarts and job.keep is None:
         raise ValueError(f"max-restarts is {max_restarts}, which needs a checkpoint")
     config, words = job.config, job.corpus.vocabulary.words
