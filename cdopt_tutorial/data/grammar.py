@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.data.text import Corpus, Vocabulary
 
 
@@ -29,12 +28,6 @@ class Grammar:
     branching: int = 4  #: successors of each word, from 2 to ``num_words``
     seed: int = 0  #: of the language, at least 0
     order: int = 2  #: words on which the next one depends, at least 1
-
-    def __post_init__(self):
-        at_least(self, 2, "num_words")
-        fits = 2 <= self.branching <= self.num_words
-        check(self, "branching", fits, f"2 to num_words, {self.num_words}")
-        at_least(self, 1, "order")
 
     @cached_property
     def successors(self) -> NDArray[np.int64]:

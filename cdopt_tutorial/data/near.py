@@ -1,23 +1,18 @@
 """Counts of how often the terms of a program stand near its frequent words."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from cdopt_tutorial.data.text import source_files, tokenize
 
-if TYPE_CHECKING:
-    from scipy import sparse
 
-
-def load_near(
-    package: str, n: int, contexts: int = 1000
-) -> tuple[list[str], "sparse.csr_matrix"]:
+def load_near(package: str, n: int, contexts: int = 1000) -> tuple[list[str], Any]:
     """The n most frequent terms in a package's source code, and what they stand near.
 
     A term is a word or a pair of words; near it are the two words on each side. Of how
-    often it stands near each of the ``contexts`` most frequent words, the matrix
+    often it stands near each of the ``contexts`` most frequent words, the CSR matrix
     (n, contexts), float32, has the square root, over the roots of the sums of its row
     and its column. Like a correlation's, its singular values are at most 1; the leading
     left singular vectors are word vectors (Stratos, Collins and Hsu 2015).

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.checks import at_least, check
+from cdopt_tutorial.checks import check
 
 UNKNOWN = "<unk>"  # no token of a text: `tokenize` would cut it in three
 MIN_COUNT = 2  # of a word of the vocabulary
@@ -67,17 +67,10 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
-        """Numbers (n,) int64 of n tokens, with ``<unk>`` for unknown ones.
-
-        Raises KeyError for an unknown token if there is no ``<unk>``.
-        """
+        """Numbers (n,) int64 of n tokens; a KeyError for one without a number."""
         ids = {word: number for number, word in enumerate(self.words)}
-        known = [token if token in ids else UNKNOWN for token in tokens]
-        return torch.tensor([ids[token] for token in known], dtype=torch.int64)
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """The words of numbers (n,)."""
-        return [self.words[i] for i in ids]
+        known = [ids[token if token in ids else UNKNOWN] for token in tokens]
+        return torch.tensor(known, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,22 +94,17 @@ def load_corpus(
     Of a file, the end is held out. Without a path, it reads :func:`documentation`,
     whose subject changes towards the end: it is cut between paragraphs into blocks of
     about 1,000 tokens, and the fifth of every ten is held out. Raises ValueError, of
-    one line, if the file is not text or too short, or ``max_vocab`` leaves no word.
+    one line, if the file is not text or too short.
     """
     if path is None:
         train, valid = _hold_out_blocks(documentation())
     else:
-        tokens = tokenize(_read(path))
-        if len(tokens) < MIN_TOKENS:
-            size = f"{len(tokens)} tokens (words and punctuation marks)"
-            raise _unfit(path, f"it has {size}, but at least {MIN_TOKENS} are needed")
+        tokens = _read(path)
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
     counts = Counter(sorted(train)).most_common()  # ties in alphabetical order
     known = (word for word, count in counts if count >= MIN_COUNT)
     vocabulary = Vocabulary((UNKNOWN, *known)[:max_vocab])
-    if len(vocabulary) < 2:
-        raise _unfit(path, "no word to learn occurs twice")
     return Corpus(vocabulary, vocabulary.encode(train), vocabulary.encode(valid))
 
 
@@ -126,12 +114,11 @@ class Stream:
     For truncated back-propagation through time (Williams and Peng 1990): of tokens
     (n,), column b has those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and each
     window takes the next ``seq_len`` rows, the last one the rest. Raises ValueError if
-    an argument is below 1, or the text is too short for the columns.
+    the text is too short for the columns.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
         self.seq_len, self.batch_size = seq_len, batch_size
-        at_least(self, 1, "seq_len", "batch_size")
         allowed = f"below {len(tokens)}, the tokens of the text"
         check(self, "batch_size", batch_size < len(tokens), allowed)
         rows = (len(tokens) - 1) // batch_size
@@ -161,20 +148,20 @@ class Stream:
         return shard
 
 
-def _read(path: str | PathLike) -> str:
-    if Path(path).is_fifo():  # nobody may ever write to it, or several processes read
-        raise _unfit(path, "it is a pipe, but must be a text file")
+def _read(path: str | PathLike) -> list[str]:
+    """The tokens of a file."""
+    file = f"corpus {str(path)!r}"
     try:
-        return Path(path).read_text("utf-8-sig")
-    except OSError as error:
-        raise _unfit(path, f"it cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise _unfit(path, f"its byte {error.start} is not UTF-8") from error
-
-
-def _unfit(path: str | PathLike | None, why: str) -> ValueError:
-    name = "IPython's documentation" if path is None else repr(str(path))
-    return ValueError(f"corpus {name}: {why}")
+        tokens = tokenize(Path(path).read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"{file}: it cannot be read ({why})") from error
+    if len(tokens) < MIN_TOKENS:
+        raise ValueError(
+            f"{file}: it has {len(tokens)} tokens (words and punctuation marks), but "
+            f"at least {MIN_TOKENS} are needed"
+        )
+    return tokens
 
 
 def _hold_out_blocks(text: str) -> tuple[list[str], list[str]]:
