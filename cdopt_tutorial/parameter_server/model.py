@@ -86,7 +86,7 @@ class RNNConfig(training.Settings):
 
 @dataclass
 class History(training.History):
-    """What one trainer returns; ``losses`` includes the steps before a checkpoint."""
+    """What a trainer returns; ``losses`` before a checkpoint are the joint batch's."""
 
     staleness: list[int] = field(default_factory=list)  #: of each step of this run
     tokens: int = 0  #: read in this run
@@ -264,8 +264,7 @@ def sample(
     """What a trained model writes after a word, in one process; never ``<unk>``."""
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)
-    references = {name: reference(part) for name, part in parts.items()}
-    model = RNNModel(references, config).eval()
+    model = RNNModel({n: reference(part) for n, part in parts.items()}, config).eval()
     generator = torch.Generator().manual_seed(0)
     tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
     while len(tokens) < SAMPLED:

@@ -7,7 +7,7 @@ the decoder, the trainer its LSTM. With several, ``ps`` owns everything.
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -84,26 +84,25 @@ class Owner:
 
     def step(self, context: Context, scale: float) -> int:
         """Step at once, by a context's gradients; the version that was moved."""
-        with self._lock:
-            grads = gradients.take_sum([context], self._parts.parameters())
-            return self._move(grads, scale)
-
-    def _move(self, grads: Mapping[Tensor, Tensor], scale: float) -> int:
-        if scale < 1:
-            grads = {p: gradient * scale for p, gradient in grads.items()}
-        move(self._optimizer, grads)
-        self._steps += 1
-        return self._steps - 1
+        return self._move([context], scale)
 
     def step_together(self, trainer: int, context: Context) -> Future[int]:
         """Step by the clipped sum of all trainers' gradients, once all are here."""
         return self._together.enter(trainer, context)
 
     def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
+        return dict.fromkeys(contexts, self._move(contexts.values(), None))
+
+    def _move(self, contexts: Iterable[Context], scale: float | None) -> int:
         with self._lock:
-            summed = gradients.take_sum(contexts.values(), self._parts.parameters())
-            scale = clip_factor(squared_norm(summed.values()), self._clip)
-            return dict.fromkeys(contexts, self._move(summed, scale))
+            grads = gradients.take_sum(contexts, self._parts.parameters())
+            if scale is None:  # of trainers in step, whose sum is known here
+                scale = clip_factor(squared_norm(grads.values()), self._clip)
+            if scale < 1:
+                grads = {p: gradient * scale for p, gradient in grads.items()}
+            move(self._optimizer, grads)
+            self._steps += 1
+            return self._steps - 1
 
     def barrier(self, trainer: int, brought: Any = None) -> Future[list]:
         """What every trainer brought, once all are here."""

@@ -20,12 +20,11 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
     the sizes, are not counted: they are below one per cent from about a megabyte on.
     """
     tokens = config.seq_len * config.batch_size
-    width, indices = config.embedding + config.hidden, tokens
+    numbers, indices = tokens * (config.embedding + config.hidden), tokens
     if config.cut == "logits":
-        width += vocab_size
+        numbers += tokens * vocab_size
     else:
         indices += tokens  # the targets are sent, too
-    numbers = tokens * width
     if config.num_trainers > 1:
         weights = build("rnn", vocab_size, config).parameters()
         numbers += config.num_trainers * sum(weight.numel() for weight in weights)
@@ -41,7 +40,7 @@ def measured_bytes(job: Job) -> float:
 
 def figures(job: Job, trainers: Sequence[History], counted: bool) -> dict[str, Any]:
     """What the command writes: losses in nats, times in seconds, bytes if counted."""
-    first = trainers[0]
+    first, vocab_size = trainers[0], len(job.corpus.vocabulary)
     written = {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": first.perplexity,
@@ -49,9 +48,7 @@ def figures(job: Job, trainers: Sequence[History], counted: bool) -> dict[str, A
         "unigram_perplexity": ngram_perplexity(job.corpus, 1),
         # No token is read, in no time, if the checkpoint was of a complete run.
         "tokens_per_second": sum(h.tokens for h in trainers) / (first.seconds or 1),
-        "expected_bytes_per_step": expected_bytes(
-            job.config, len(job.corpus.vocabulary)
-        ),
+        "expected_bytes_per_step": expected_bytes(job.config, vocab_size),
         "seconds": first.seconds,
         "steps": len(first.losses),
         "losses": [history.losses for history in trainers],
