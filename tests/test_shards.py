@@ -58,9 +58,9 @@ def alone() -> Result:
 
 def test_the_longest_window_is_one_column():
     longest = (len(CORPUS.train) - 1) // 16
-    sharding.check(Job(settings(seq_len=longest), CORPUS))
+    Job(settings(seq_len=longest), CORPUS)
     with pytest.raises(ValueError, match=f"must be at most {longest} in"):
-        sharding.check(Job(settings(seq_len=longest + 1), CORPUS))
+        Job(settings(seq_len=longest + 1), CORPUS)
 
 
 class TestModel:
@@ -144,12 +144,13 @@ class TestRun:
     def test_trains_as_one_process(self, strategy):
         found = played(strategy)
         compare(found, alone())
-        assert len(found.ranks) == RANKS[strategy] and found.step_seconds > 0
+        assert len(found.ranks) == RANKS[strategy]
         assert 0 < found.feasibility.mapped < found.feasibility.weight
 
     def test_free_stages_in_replicas_train_as_one_process(self):
-        job = Job(replace(played("pipeline-ddp").config, manifold="none"), CORPUS)
-        found, local = sharding.run(job), sharding.run_locally(job)
+        free = replace(job("pipeline-ddp").config, manifold="none")
+        found = sharding.run(Job(free, CORPUS))
+        local = sharding.run_locally(Job(free, CORPUS))
         assert max_difference(found.weights, local.weights) <= EXACT
 
     def test_as_plain_torch_does_that_shares_no_loop(self):

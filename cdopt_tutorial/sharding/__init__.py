@@ -8,13 +8,7 @@ from cdopt_tutorial.sharding.model import MAX_VOCAB, Job, ShardConfig, transform
 if TYPE_CHECKING:
     from cdopt_tutorial.sharding import costs, vectors
     from cdopt_tutorial.sharding.costs import owned
-    from cdopt_tutorial.sharding.system import (
-        Result,
-        check,
-        perplexity,
-        run,
-        run_locally,
-    )
+    from cdopt_tutorial.sharding.system import Result, perplexity, run, run_locally
 
 
 # Imported at their first use: torch's shards and pipelines take a second, in which

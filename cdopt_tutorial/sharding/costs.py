@@ -3,7 +3,7 @@
 import timeit
 from collections.abc import Callable
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -21,8 +21,6 @@ from cdopt_tutorial.sharding.system import (
     perplexity,
     run,
 )
-
-Found = TypeVar("Found")  # on a rank
 
 
 class Predicted(NamedTuple):
@@ -97,7 +95,7 @@ def figures(job: Job, result: Result) -> dict[str, Any]:
     return {
         "losses": result.losses,
         "valid_perplexity": perplexity(job, result.weights),
-        "seconds_per_step": result.step_seconds,
+        "seconds_per_step": max(median(rank.step_seconds) for rank in result.ranks),
         "bytes_per_step": measured_bytes(job),
         "peak_memory_bytes": measured_memory(job),
         "transport": result.ranks[0].transport,
@@ -105,14 +103,14 @@ def figures(job: Job, result: Result) -> dict[str, Any]:
     }
 
 
-def _on_ranks(job: Job, function: Callable[[Trainer], Found]) -> list[Found]:
+def _on_ranks(job: Job, function: Callable[[Trainer], Any]) -> list:
     """What a function returns on each rank, of its trainer made for the CPU."""
     ranks = range(job.config.num_ranks)
     roles = {f"rank{k}": Role(_on_rank, (job, k, function)) for k in ranks}
     return list(launch(roles).values())
 
 
-def _on_rank(job: Job, rank: int, function: Callable[[Trainer], Found]) -> Found:
+def _on_rank(job: Job, rank: int, function: Callable[[Trainer], Any]) -> Any:
     process_group.join(rank, job.config.num_ranks, gpus=())
     return function(make_trainer(job, rank, "cpu"))
 

@@ -12,7 +12,7 @@ from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
 from cdopt_tutorial.constraints.rivals import RULES, Rival
-from cdopt_tutorial.data import Corpus, load_corpus
+from cdopt_tutorial.data import Corpus, Stream, load_corpus
 from cdopt_tutorial.training import Training
 
 MAX_VOCAB = 1_000
@@ -104,11 +104,21 @@ class ShardConfig(Training):
 
 @dataclass(frozen=True)
 class Job:
-    """A training: the settings and the text."""
+    """A training; ValueError if a sequence is longer than the text allows."""
 
     config: ShardConfig  #: of the run
     #: the text, by default that of chapters 2 and 4.
     corpus: Corpus = field(default_factory=lambda: load_corpus(max_vocab=MAX_VOCAB))
+
+    def __post_init__(self):
+        config, columns = self.config, self.config.batch_size
+        longest = self.stream().num_tokens // columns
+        allowed = f"at most {longest} in this text, of {columns} columns"
+        check(config, "seq_len", config.seq_len <= longest, allowed)
+
+    def stream(self) -> Stream:
+        """The training text, with a column for each sequence of a batch."""
+        return Stream(self.corpus.train, self.config.seq_len, self.config.batch_size)
 
 
 class Tokens(nn.Module):

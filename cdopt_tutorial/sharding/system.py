@@ -1,7 +1,6 @@
 """The system: ranks that split one model, its data, or both, and train it."""
 
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +23,14 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial import checks, data
+from cdopt_tutorial import data
 from cdopt_tutorial.calls.device import device_for, device_of, gpus_of
 from cdopt_tutorial.calls.steps import clip_factor
 from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.constraints.rivals import feasibility
 from cdopt_tutorial.constraints.sums import whole
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.run import Role, launch, process_group, report
+from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import (
     STAGED,
     Job,
@@ -137,7 +136,7 @@ class Trainer:
     def batches(self) -> Iterator[Tensor]:
         """This rank's tokens and the next ones, (2, batch, seq_len), without end."""
         copies, _ = self.config.mesh
-        stream = stream_of(self.job).shard(self.copy, copies)
+        stream = self.job.stream().shard(self.copy, copies)
         while True:
             for tokens, targets in stream.windows():
                 if len(tokens) == self.config.seq_len:
@@ -185,16 +184,10 @@ def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def stream_of(job: Job) -> Stream:
-    """The training text, with a column for each sequence of a batch."""
-    return Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
-
-
 @dataclass(frozen=True)
 class Result:
     """What a run returns."""
 
-    config: ShardConfig  #: of the run
     ranks: Sequence[History]  #: one each; losses are NaN on a rank that sees none
 
     @property
@@ -202,11 +195,6 @@ class Result:
         """Mean loss of each step's tokens, in nats, without the penalty."""
         losses = [rank.losses for rank in self.ranks]
         return torch.tensor(losses, dtype=torch.float64).nanmean(0).tolist()
-
-    @property
-    def step_seconds(self) -> float:
-        """Median seconds of a step, on the slowest rank."""
-        return max(statistics.median(rank.step_seconds) for rank in self.ranks)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -227,7 +215,6 @@ def train(trainer: Trainer, history: History) -> History:
         begin = time.perf_counter()
         history.losses.append(trainer.step(tokens, targets))
         history.step_seconds.append(time.perf_counter() - begin)
-        report(len(history.losses))
     if trainer.constraints is not None:
         history.feasibility.append(trainer.constraints.feasibility())
     elif trainer.kept:
@@ -256,26 +243,16 @@ def run_rank(job: Job, rank: int) -> History:
     return train(make_trainer(job, rank, chosen.device), History(transport=chosen.why))
 
 
-def check(job: Job) -> None:
-    """ValueError if a sequence is longer than the text allows."""
-    config, columns = job.config, job.config.batch_size
-    longest = stream_of(job).num_tokens // columns
-    allowed = f"at most {longest} in this text, of {columns} columns"
-    checks.check(config, "seq_len", config.seq_len <= longest, allowed)
-
-
 def run(job: Job, **options: Any) -> Result:
-    """Train on ranks, each in its own process.
+    """Train on ranks, each in its own process; WorkerError if one fails.
 
-    The options are those of :func:`~.launch.launch`. Raises ValueError if :func:`check`
-    refuses the job, WorkerError if a rank fails.
+    The options are those of :func:`~.launch.launch`.
     """
-    check(job)
     ranks = range(job.config.num_ranks)
     threads = max(1, cpu_count() // len(ranks))
     roles = {f"rank{k}": Role(run_rank, (job, k), num_threads=threads) for k in ranks}
     results = launch(roles, **options)
-    return Result(job.config, list(results.values()))
+    return Result(list(results.values()))
 
 
 def run_locally(job: Job) -> Result:
@@ -285,7 +262,7 @@ def run_locally(job: Job) -> Result:
     model = transformer(config, len(job.corpus.vocabulary))
     model.to(device_for(config.device, 0))
     constrain(model, config)
-    return Result(config, [train(Trainer(job, model, model), History())])
+    return Result([train(Trainer(job, model, model), History())])
 
 
 def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
