@@ -50,18 +50,6 @@ def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
     torch.testing.assert_close(found, x.detach() - lr * moved, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("way", "num_ranks", "line"),
-    [
-        ("folded", 2, "way is 'folded', but must be dissolved or projected"),
-        ("projected", 9, "num_ranks is 9, too many for a matrix of 8 rows"),
-    ],
-)
-def test_bad_input_is_refused_in_a_line(matrix, way, num_ranks, line):
-    with pytest.raises(ValueError, match=line):
-        vectors.run(matrix[:8], way, 3, 20, num_ranks)
-
-
 @settings(max_examples=20, deadline=None)
 @given(words=st.lists(st.sampled_from("abcd"), min_size=8, max_size=30))
 def test_counts_are_those_of_a_walk_through_the_text(words):

@@ -32,19 +32,11 @@ WAYS = {
 def run(
     matrix: "sparse.csr_matrix", way: str, p: int, steps: int, num_ranks: int = 1
 ) -> Tensor:
-    """X (n, p) after some steps by one of ``WAYS``, from the ranks' rows of M (n, m).
-
-    Raises ValueError for another way, or if a rank would have no rows.
-    """
-    if way not in WAYS:
-        raise ValueError(f"way is {way!r}, but must be {' or '.join(WAYS)}")
-    n = matrix.shape[0]
-    if num_ranks > n:
-        raise ValueError(f"num_ranks is {num_ranks}, too many for a matrix of {n} rows")
-    parts = [matrix[rows.numpy()] for rows in torch.arange(n).tensor_split(num_ranks)]
+    """X (n, p) after some steps by one of ``WAYS``; each rank gets its rows of M."""
+    parts = torch.arange(matrix.shape[0]).tensor_split(num_ranks)
     roles = {
-        f"rank{rank}": Role(_search, (rank, num_ranks, way, p, steps, rows))
-        for rank, rows in enumerate(parts)
+        f"rank{k}": Role(_search, (k, num_ranks, way, p, steps, matrix[rows.numpy()]))
+        for k, rows in enumerate(parts)
     }
     return torch.cat(list(launch(roles).values()))
 
