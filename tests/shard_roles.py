@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cdopt_tutorial.constraints import dissolve, penalty
@@ -25,7 +22,7 @@ from cdopt_tutorial.constraints.manifolds import (
     manifold_of,
     squared_distances,
 )
-from cdopt_tutorial.constraints.sums import Sums, whole
+from cdopt_tutorial.constraints.sums import whole
 from cdopt_tutorial.probes.counted import Sent
 from cdopt_tutorial.run.process_group import join
 
@@ -35,7 +32,6 @@ KINDS = {
     "stiefel": ("stiefel", 1, False),
     "stiefel, 4 blocks": ("stiefel", 4, False),
     "oblique rows": ("oblique", 1, False),
-    "oblique rows, 4 blocks": ("oblique", 4, False),
     "oblique columns": ("oblique", 1, True),
     "oblique columns, 4 blocks": ("oblique", 4, True),
     "sphere": ("sphere", 1, False),
@@ -98,19 +94,11 @@ def play_maps(rank: int) -> dict:
                 tried = [differences(kind, *each) for each in weights(kind, mesh)]
                 found[name, kind] = largest(tried)
         dist.barrier()
-    for kind, (_, blocks, _) in KINDS.items():
-        values = [0.6 * drawn((4 * blocks, columns), 0) for columns in (3, 9)]
-        tried = [differences(kind, value, partial(strided, mesh)) for value in values]
-        found["strided", kind] = largest(tried)
     found["autocast"] = under_autocast(mesh)
     if (two := meshes()["2"]).get_coordinate() is not None:
         found["under fsdp"] = [under_fsdp(two, each) for each in (False, True)]
     found["talk"] = {name: heard(mesh, *case[:3]) for name, case in TALK.items()}
-    value = drawn((8, 3), 0)
-    on, rows = of_kind("stiefel", value), [Shard(0), Replicate()]
-    with mock.patch.object(Sums, "inside", lambda self, part: part):
-        mapped, _ = on.map_and_distance(distribute_tensor(value, mesh, rows))
-    return found | {"control": off(mapped, on.map_and_distance(value)[0])}
+    return found
 
 
 def largest(tried: list[dict]) -> dict[str, float]:
@@ -167,17 +155,6 @@ def together(mesh: DeviceMesh) -> dict[str, float]:
         (ours,), (theirs,) = map(torch.autograd.grad, (distance, alone), (part, weight))
         off_by += [off(distance, alone), off(ours, theirs)]
     return {"collectives": sent.collectives, "off": max(off_by)}
-
-
-def strided(mesh: DeviceMesh, value: Tensor) -> DTensor:
-    """A weight cut by tensor parallel, and its parts by FSDP along the same axis."""
-    layer = nn.Linear(*reversed(value.shape), **F64)
-    with torch.no_grad():
-        layer.weight.copy_(value)
-    parallelize_module(layer, mesh["tp"], ColwiseParallel())
-    fully_shard(layer, mesh=mesh["dp"])
-    assert type(layer.weight.placements[0]) is _StridedShard
-    return layer.weight.detach()
 
 
 def under_autocast(mesh: DeviceMesh) -> dict[str, float]:

@@ -8,7 +8,7 @@ from cdopt_tutorial.run import Role, launch
 
 pytestmark = pytest.mark.xdist_group("sharded_maps")
 
-RANKS = {"3": 3, "2 x 2": 4, "strided": 4}  # by mesh, or way to lie on one
+RANKS = {"3": 3, "2 x 2": 4}  # by mesh
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,6 @@ def test_fsdp_sends_one_sum_more_for_a_constraint(played):
     half, square = 8 * 4 * 6 // 2, 8 * 4 * 4
     found = [rank["under fsdp"] for rank in played if "under fsdp" in rank]
     assert found == 2 * [[(3, 3 * half), (4, 3 * half + square)]]
-
-
-def test_a_rank_by_itself_would_be_far_off(played):
-    assert all(rank["control"] > 0.1 for rank in played)
 
 
 def test_the_distances_of_several_weights_take_one_sum(played):
