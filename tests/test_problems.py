@@ -1,4 +1,4 @@
-"""Chapter 9: each problem's answer again, by another route than its cell's formula."""
+"""Chapter 9: formulas that its checks take for granted, again by another route."""
 
 import math
 from functools import cache
@@ -25,25 +25,6 @@ def ran(*cells: str, **given) -> SimpleNamespace:
     for cell in cells:
         exec(compile(sources()[cell], cell, "exec"), names)
     return SimpleNamespace(**names)
-
-
-def test_as_many_servers_hold_the_tables_and_keep_the_pace_as_fill_up_in_turn():
-    found = ran("tables-1", "tables-3")
-    room, row = 64e9 * 0.9, 128 * 4 * 2
-    for of_row, servers in (row, found.servers), (129 * 4, found.lean_servers):
-        # Each server takes what fits.
-        filled = range(0, sum(found.rows_of), int(room // of_row))
-        assert len(filled) == servers
-    sizes = sorted(count * row for count in found.rows_of)
-    # No two of the five largest fit together, and the others fit beside one of them.
-    assert 2 * sizes[-5] > room >= sizes[-1] + sum(sizes[:-5])
-    assert len(found.free) == 5 and 5 * room - sum(found.free) == sum(sizes)
-    # Seconds of a step in which a link carries what is its own, in one direction.
-    ways = (found.for_pace, 32, 1), (found.in_turns, 32, 2), (found.halved, 16, 1)
-    for count, bits, directions in ways:
-        for links, keeps in (count, True), (count - 1, False):
-            carries = 65_536 * 26 * 128 * bits / links / 50e9 * directions
-            assert (65_536 / carries >= 5_373_952) == keeps
 
 
 @pytest.mark.parametrize("n, k", [(2, 1), (8, 3), (32, 16), (32, 17), (32, 32), (5, 9)])

@@ -6,7 +6,6 @@ is small, so that the cost of the constraint shows.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import geoopt
 import torch
@@ -22,8 +21,6 @@ BATCH_SIZE = 32
 PENALTY_PARAM = 0.1
 EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
 VARIANTS = ("plain", "fused", "cdopt.nn", "geoopt", *EXACT)
-
-Step = Callable[[], Any]
 
 
 def step_costs(
@@ -44,13 +41,13 @@ def step_costs(
     return costs
 
 
-def step_seconds(step: Step, budget: float) -> float:
+def step_seconds(step: Callable[[], None], budget: float) -> float:
     """Median seconds of a step on one thread, repeated for ``budget`` seconds."""
     timer = Timer("step()", globals={"step": step}, num_threads=1)
     return timer.blocked_autorange(min_run_time=budget).median
 
 
-def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
+def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Callable[[], None]:
     """One step of a layer of n inputs and p outputs, p at most n."""
     layer = _layer(variant, n, p, device).to(device)
     shapes = (BATCH_SIZE, n), (BATCH_SIZE, p)
