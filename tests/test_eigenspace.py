@@ -9,7 +9,6 @@ from cdopt_tutorial.dissolving.eigenspace import (
     METHODS,
     Problem,
     digits_problem,
-    polar,
     solve,
 )
 
@@ -22,23 +21,11 @@ def problem():
     return digits_problem()
 
 
-def distance(x: torch.Tensor) -> float:
-    """‖XᵀX - I‖."""
-    return (x.T @ x - torch.eye(x.shape[1]).double()).norm().item()
-
-
 def test_gap_by_hand():
     turned = torch.tensor([[math.cos(0.3)], [math.sin(0.3)], [0]], dtype=torch.float64)
     expected = 1 - (2 * math.cos(0.3) ** 2 + math.sin(0.3) ** 2) / 2
     problem = Problem(torch.diag(torch.tensor([2.0, 1.0, 0.0]).double()), p=1)
     assert problem.gap(turned) == pytest.approx(expected)
-
-
-def test_the_polar_projection_is_feasible_and_keeps_the_span(problem):
-    x = problem.start(0) @ torch.diag(torch.tensor([3, 2, 1, 0.5, 0.1]).double())
-    assert distance(x) > 8
-    assert distance(polar(x)) < 1e-13
-    torch.testing.assert_close(polar(x), problem.start(0))
 
 
 # The methods

@@ -1,7 +1,6 @@
 """A transformer in copies, shards, parts or stages trains as in one process."""
 
 import itertools
-import math
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -189,8 +188,6 @@ class TestRun:
         start = sharding.perplexity(job("fsdp"), dict(model.named_parameters()))
         assert start == pytest.approx(torch.cat(losses).mean().exp().item(), rel=1e-10)
         assert sharding.perplexity(job("fsdp"), alone().weights) < 0.95 * start
-        huge = {name: 1e9 * weight for name, weight in alone().weights.items()}
-        assert sharding.perplexity(job("fsdp"), huge) == math.inf
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
