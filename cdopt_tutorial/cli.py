@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from argparse import ArgumentTypeError
 from contextlib import suppress
 from importlib import import_module
 
@@ -52,21 +51,15 @@ def main(argv: list[str] | None = None) -> int:
         print("cdopt-tutorial COMMAND ...; COMMAND --help lists its flags\n")
         print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
         return 0
-    if name not in COMMANDS:
-        return _fail(f"{name!r} is no command (see cdopt-tutorial --help)", 2)
     if not torchrun.is_first():
         sys.stdout = open(os.devnull, "w")  # the first one prints
     from cdopt_tutorial.run import WorkerError  # late, like the command: with torch
 
     part = "book" if name in ("execute", "build") else "train"
     try:
+        if name not in COMMANDS:
+            raise ValueError(f"{name!r} is no command (see cdopt-tutorial --help)")
         return import_module(f"cdopt_tutorial.commands.{part}").run(name, flags)
-    except (ValueError, ArgumentTypeError) as error:
-        return _fail(error, 2)
-    except (WorkerError, Failed, OSError) as error:  # such as a full disk
-        return _fail(error, 1)
-
-
-def _fail(error: object, code: int) -> int:
-    print(f"cdopt-tutorial: {error}", file=sys.stderr)
-    return code
+    except (ValueError, WorkerError, Failed, OSError) as error:  # such as a full disk
+        print(f"cdopt-tutorial: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1

@@ -1,18 +1,15 @@
-"""The subcommands, of the book and of the systems, and what they share.
+"""The subcommands, of the book and of the systems, and what they share."""
 
-``book.run(name, arguments)`` and ``train.run(name, arguments)`` return the exit code.
-"""
-
+import io
 import json
 import os
-from argparse import ArgumentTypeError
-from contextlib import suppress
+import re
+from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tyro
 from tyro.conf import DisallowNone
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from cdopt_tutorial import torchrun, whole_file
 
@@ -25,37 +22,31 @@ COMMANDS = {
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
 }
-Flags = TypeVar("Flags")
-numbers = ConstructorRegistry()
+_FRAME = re.compile(r"\x1b\[[\d;]*m|[╭╮│─]|---+")  # and colors
 
 
 class Failed(Exception):
     """The run failed; the message says how, in one line."""
 
 
-def read_flags(name: str, flags: type[Flags], arguments: list[str]) -> Flags:
-    """The flags of a command, from the fields of a dataclass; tyro may exit with 2."""
-    return tyro.cli(
-        flags, prog=f"cdopt-tutorial {name}", description=COMMANDS[name],
-        args=arguments, registry=numbers, config=(DisallowNone,),
-    )  # fmt: skip
+def read_flags(name: str, flags: type, arguments: list[str]) -> Any:
+    """The flags of a command, from the fields of a dataclass; exits after ``--help``.
 
-
-@numbers.primitive_rule
-def _number(info: Any) -> PrimitiveConstructorSpec | None:
-    """How a number is read; a ValueError would be framed by tyro, no other error is."""
-    if (kind := info.type) not in (int, float):
-        return None
-
-    def read(texts: list[str]) -> float:
-        with suppress(ValueError):
-            return kind(texts[0])
-        raise ArgumentTypeError(f"{texts[0]!r} is not of the type {kind.__name__}")
-
-    return PrimitiveConstructorSpec(
-        nargs=1, metavar=kind.__name__.upper(), instance_from_str=read,
-        is_instance=lambda x: isinstance(x, kind), str_from_instance=lambda x: [str(x)],
-    )  # fmt: skip
+    A ValueError has the first paragraph of what tyro says of a bad flag, in a frame.
+    """
+    said, program = io.StringIO(), f"cdopt-tutorial {name}"
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(
+                flags, prog=program, description=COMMANDS[name], args=arguments,
+                config=(DisallowNone,),
+            )  # fmt: skip
+    except SystemExit as end:
+        if not end.code:
+            raise
+        _, _, text = _FRAME.sub("", said.getvalue()).partition("\n")
+        why, *_ = re.split(r"\n\s*\n", text.strip())
+        raise ValueError(f"{' '.join(why.split())} (see {program} --help)") from end
 
 
 def check_writable(path: Path | None) -> None:

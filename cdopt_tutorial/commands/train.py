@@ -2,14 +2,12 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial.commands import Failed, check_writable, read_flags, write_json
@@ -19,8 +17,6 @@ from cdopt_tutorial.training import Progress
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 # Where a config has them.
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0, "gather": True}
-# Figures, all parameters by name, and how one process repeats the run.
-Trained = tuple[dict[str, Any], Mapping[str, Tensor], Callable[[], Any]]
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,11 @@ def read(name: str, system: Any, arguments: list[str]) -> tuple[Any, Any, dict]:
     return config(**values), given, {"on": on, "deadline": math.inf}
 
 
-def train(system: Any, config: Any, flags: Flags, options: dict) -> Trained:
-    """Train on a job that follows from the config, or is the config, as for games."""
+def train(system: Any, config: Any, flags: Flags, options: dict) -> tuple:
+    """Train on a job that follows from the config, or is the config, as for games.
+
+    Returns figures, all parameters by name, and how one process repeats the run.
+    """
     job = system.Job(config) if hasattr(system, "Job") else config
     result = system.run(job, on_report=partial(log, config), **options)
     # One process repeats what was played ahead by its schedule.
@@ -110,7 +109,7 @@ def train(system: Any, config: Any, flags: Flags, options: dict) -> Trained:
     return result.figures(), result.weights, partial(system.run_locally, job, *by)
 
 
-def train_sharded(sharding: Any, config: Any, flags: Flags, options: dict) -> Trained:
+def train_sharded(sharding: Any, config: Any, flags: Flags, options: dict) -> tuple:
     """Train on chapter 2's text, and measure on this host."""
     job = sharding.Job(config)
     result = sharding.run(job, **options)
@@ -118,7 +117,7 @@ def train_sharded(sharding: Any, config: Any, flags: Flags, options: dict) -> Tr
     return figures, result.weights, partial(sharding.run_locally, job)
 
 
-def train_rnn(rnn: Any, config: Any, flags: RNNFlags, options: dict) -> Trained:
+def train_rnn(rnn: Any, config: Any, flags: RNNFlags, options: dict) -> tuple:
     """Train and evaluate, as often as workers may die."""
     job = rnn_job(rnn, config, flags)
     trainers = rnn.run(
@@ -138,8 +137,6 @@ def rnn_job(rnn: Any, config: Any, flags: RNNFlags) -> Any:
     """The job, with its text and the checkpoint that it goes on from."""
     keep, start = flags.checkpoint, flags.resume
     check_writable(keep)
-    if keep is not None and keep == flags.json:
-        raise ValueError(f"--checkpoint and --json are both {str(keep)!r}")
     if keep is not None and keep.exists():
         rnn.checkpoint.load(keep)  # or what is no checkpoint would be lost
         start = keep if torchrun.restarts() else start
@@ -181,7 +178,7 @@ class System(NamedTuple):
     config: str  #: the class of its settings there
     smoke: dict[str, int]  #: settings of a smoke run
     #: trains by the system's folder, a config, flags and options of ``launch``
-    train: Callable[[Any, Any, Any, dict], Trained] = train
+    train: Callable[[Any, Any, Any, dict], tuple] = train
     flags: type[Flags] = Flags  #: besides the config's fields
 
 
