@@ -25,15 +25,14 @@ def write_chapter(
     *code: str,
     prose: str = "# A chapter",
     name: str = "01_a",
-    parameters: bool = False,
     short: dict | None = None,
 ) -> Path:
     """Write a notebook with a cell of prose and cells of code; return its path.
 
-    With `parameters` the first code cell is tagged so; `short` is the short profile.
+    With a `short` profile the first cell of code has the parameters.
     """
     cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
-    if parameters:
+    if short:
         cells[1].metadata["tags"] = ["parameters"]
     for cell in cells:
         if cell.source.startswith("%%writefile"):
@@ -44,9 +43,12 @@ def write_chapter(
     return path
 
 
-def run(project: Project, *paths: Path, **how) -> list[NotebookNode]:
+def run(
+    project: Project, *paths: Path, short: bool = False, force: bool = False
+) -> list[NotebookNode]:
     """Execute chapters, all of them by default."""
-    return execute(paths or project.chapters(), project=project, **how)
+    project.short = short
+    return execute(project, paths or project.chapters(), force=force)
 
 
 def glued(name: str, value: object) -> NotebookNode:
@@ -94,7 +96,8 @@ def smallest_book(root: Path) -> Project:
     project = Project(root)
     for folder in ("cdopt_tutorial", "book", "notebooks"):
         (root / folder).mkdir(parents=True)
-    (root / "constraints.txt").touch()
+    for name in ("constraints.txt", "notebooks/reference.toml"):
+        (root / name).touch()
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
     extensions.append("cdopt_tutorial.publish.pages")
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}

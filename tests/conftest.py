@@ -163,9 +163,9 @@ def scratch(tmp_path_factory, monkeypatch) -> Path:
 def project() -> Project:
     """This book with its chapters' results, but with pages of the tests' own."""
     book = this_project()
-    own = Project(book.root, book.build / "tests")
-    own.results = book.results
-    return own
+    book.short, book.build = True, book.build / "tests/_build"
+    book.html = book.build / "html"
+    return book
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +175,7 @@ def site(project, testrun_uid) -> Path:
     done = project.build / "pages.done"
     with FileLock(project.build / "pages.lock"):
         if not done.exists() or done.read_text() != testrun_uid:
-            assert render(project, short=True)
+            assert render(project)
             done.write_text(testrun_uid)
     return project.html
 

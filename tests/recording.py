@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help=anew)
     args, book = parser.parse_args(), this_project()
     for path in args.notebooks or book.chapters():
-        result = find_result(book, read_chapter(path), "cpu")
+        result = find_result(book, read_chapter(path))
         if result is None or "failed" in result.metadata:
             parser.exit(1, f"{path} has no result: run cdopt-tutorial execute\n")
         table, figures = book.root / "notebooks/reference.toml", claimed(result)

@@ -5,7 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 
 import nbformat
@@ -23,9 +23,6 @@ CELLS = range(20, 57)
 INSTALL_LINES = 10
 LINES = 18
 COLUMNS = 78
-
-# Tags of cells that show an error on purpose: printed, or raised.
-ANNOUNCED = {"prints-error", "raises-exception"}
 
 # The last line of a traceback, an exception's repr, and a worker's failure.
 ERROR = re.compile(
@@ -52,6 +49,11 @@ def code_cells(path):
     return chapters.code_cells(read(path))
 
 
+def parsed(source: str) -> ast.Module:
+    """The statements of a cell, in which magics are calls."""
+    return ast.parse(TransformerManager().transform_cell(source))
+
+
 def shown(output) -> str:
     """What a reader sees of an output, as text."""
     match output.output_type:
@@ -67,14 +69,13 @@ def shown(output) -> str:
 
 @every_chapter
 def test_shows_no_error_that_its_cell_does_not_announce(path, project):
-    ran = find_result(project, read_chapter(path), "cpu", short=True)
+    ran = find_result(project, read_chapter(path))
     asked = f"run `cdopt-tutorial execute {project.relative(path)}`"
     assert ran is not None and "failed" not in ran.metadata, asked
     for cell in chapters.code_cells(ran):
         lines = [line for out in cell.outputs for line in shown(out).splitlines()]
         errors = [line for line in lines if ERROR.search(line)]
-        announced = any(tagged(cell, tag) for tag in ANNOUNCED)
-        assert bool(errors) == announced, (cell.source, errors)
+        assert bool(errors) == tagged(cell, "prints-error"), (cell.source, errors)
 
 
 def test_chapters_import_only_what_the_install_cell_brings():
@@ -82,8 +83,8 @@ def test_chapters_import_only_what_the_install_cell_brings():
     absent = ("jupyter_cache", "nbclient", "sphinx", "tomlkit", "yaml")
     lines = [f"import sys; sys.modules |= dict.fromkeys({absent})"]
     for cell in [cell for path in CHAPTERS for cell in code_cells(path)]:
-        tree = ast.parse(TransformerManager().transform_cell(cell.source))
-        imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        nodes = parsed(cell.source).body
+        imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
         lines += [line for line in map(ast.unparse, imports) if "cdopt" in line]
     assert len(lines) > len(CHAPTERS)
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
@@ -129,19 +130,9 @@ def test_code_cells_are_empty_short_and_narrow(path):
 def test_what_is_shown_is_the_last_in_its_cell(path):
     # Jupyter displays only the last expression, and silently drops others.
     for cell in code_cells(path):
-        # Magics become calls.
-        python = TransformerManager().transform_cell(cell.source)
-        *others, _ = ast.parse(python).body
-        lost = [ast.unparse(each) for each in others if shows(each)]
-        assert not lost, cell.source
-
-
-def shows(statement):
-    """Whether a statement makes something to display."""
-    match statement:
-        case ast.Expr(ast.Call(ast.Attribute(ast.Name("show"), name))):
-            return name not in ("glue", "guess")
-    return False
+        *others, _ = parsed(cell.source).body
+        lost = re.compile(r"show\.(?!glue|guess)")
+        assert not [*filter(lost.match, map(ast.unparse, others))], cell.source
 
 
 @every_chapter
@@ -175,28 +166,20 @@ def test_every_solution_asserts_its_claim(path):
     assert exercises and list(solutions) == exercises
     for label, sources in solutions.items():
         # What a cell writes to a file asserts nothing on the page.
-        code = "\n".join(TransformerManager().transform_cell(s) for s in sources)
-        nodes = ast.walk(ast.parse(code))
+        nodes = [node for source in sources for node in ast.walk(parsed(source))]
         assert any(isinstance(node, ast.Assert) for node in nodes), label
-
-
-def begin():
-    """Run the first cell: its result, and the arguments of pip."""
-    shell, installed = InteractiveShell(), []
-    shell.register_magic_function(installed.append, magic_name="pip")
-    return shell.run_cell(code_cells(CHAPTERS[0])[0].source), installed
 
 
 def test_first_cell_installs_the_package_where_it_is_not_and_on_colab_only(monkeypatch):
     monkeypatch.setattr("builtins.input", lambda prompt: "https://books.example/a")
-    done, installed = begin()
-    assert done.success and installed == []
+    shell, installed = InteractiveShell(), []
+    shell.register_magic_function(installed.append, magic_name="pip")
+    begin = partial(shell.run_cell, code_cells(CHAPTERS[0])[0].source)
+    assert begin().success and not installed
     find = importlib.util.find_spec
     missing = lambda name: None if name == "cdopt_tutorial" else find(name)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", missing)
-    done, installed = begin()
-    assert isinstance(done.error_in_exec, ImportError) and installed == []
+    assert isinstance(begin().error_in_exec, ImportError) and not installed
     monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
-    done, (line,) = begin()
-    assert done.success
-    assert "--no-deps git+https://books.example/a " in line
+    assert begin().success
+    assert "--no-deps git+https://books.example/a " in installed[0]

@@ -11,7 +11,6 @@ import pytest
 import recording
 from books import glued, write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
-from recording import update
 
 from cdopt_tutorial import cli, show
 from cdopt_tutorial.publish.chapter import claimed
@@ -92,44 +91,17 @@ def test_a_figure_may_leave_its_range_by_its_width_or_three_percent(book):
 
 def test_new_and_lost_figures_are_listed(book):
     figures = FIGURES | {"new": 1.5}
-    del figures["near"], figures["far"]
-    lost = {"new": "is 1.5, the reference has none"}
-    lost |= dict.fromkeys(("near", "far"), "is no longer there")
-    assert moved(book, **figures) == lost
+    del figures["near"]
+    new, lost = "is 1.5, the reference has none", "is no longer there"
+    assert moved(book, **figures) == {"new": new, "near": lost}
     # A chapter that failed half-way has fewer figures, which have not moved; and what
     # is measured with a library may be missing without it.
     assert moved(book, {"failed": "in a cell"}, near=10.0) == {}
     assert Reference(book).absent == ["absent"]
 
 
-def test_a_recorded_run_widens_what_was_seen_or_begins_anew(book):
-    figures = {"near": 12.3456789, "share": -1.95, "speed": 99.0, "rounds": 9}
-    figures |= {"count": 8, "part": 1 / 3, "text": "gloo"}  # far and gap are gone
-    rules = {
-        "count": {"exact": True, "seen": 8}, "text": {"seen": "nccl"},
-        "part": {"exact": True, "seen": 0.333333},
-        "absent": {"needs": "no_such", "seen": 1},
-    }  # fmt: skip
-    wide = rules | {
-        "near": {"seen": [9.5, 12.3457]}, "share": {"seen": [-2.0, -1.9]},
-        "speed": {"machine": True, "seen": [3.0, 99.0]},
-        "rounds": {"chaotic": True, "seen": [3, 9]},
-    }  # fmt: skip
-    alone = rules | {
-        "near": {"seen": 12.3457}, "share": {"seen": -1.95},
-        "speed": {"machine": True, "seen": 99.0},
-        "rounds": {"chaotic": True, "seen": 9},
-    }  # fmt: skip
-    for anew, rows, runs in (False, wide, ["one", "other"]), (True, alone, []):
-        update(table(book), "01_a", figures, "third", anew=anew)
-        update(table(book), "01_a", figures | {"text": "nccl"}, "third")
-        part = tomllib.loads(text := table(book).read_text())["01_a"]
-        assert part == {"figures": rows, "runs": [*runs, "third"]}
-        assert "# A comment that stays." in text and "}  # so does this" in text
-        assert moved(book, **figures | {"text": "nccl"}) == {}
-
-
 def write(book, figures: dict, *more: str):
+    """Write a chapter that glues figures."""
     glue = [f"glue({name!r}, {value!r})" for name, value in figures.items()]
     return write_chapter(book, "\n".join(glue), *more)
 
@@ -149,43 +121,44 @@ def test_command_compares_new_and_reused_results_and_recording_takes_them(
         assert len(said.splitlines()) == 3 and "allowed: at most 1e-10" in said
         (chapter,) = json.loads(file.read_text())["chapters"].values()
         assert len(chapter["moved"]) == 3 and chapter["figures"]["count"] == 9
-    monkeypatch.setattr("sys.argv", ["recording", "--anew"])
     monkeypatch.setattr("recording.this_project", lambda: book)
-    recording.main()
-    assert moved(book, **figures) == {"gap": "is 0.001, allowed: at most 1e-10"}
-    assert f"torch {version('torch')}" in table(book).read_text()
+    for more, near in ([], [9.5, 11.0]), (["--anew"], 11.0):
+        monkeypatch.setattr("sys.argv", ["recording", *more])
+        recording.main()
+        assert moved(book, **figures) == {"gap": "is 0.001, allowed: at most 1e-10"}
+        text = table(book).read_text()
+        part = tomllib.loads(text)["01_a"]
+        assert part["figures"]["near"] == {"seen": near}
+        assert part["figures"]["count"] == {"exact": True, "seen": 9}
+        assert f"torch {version('torch')}" in part["runs"][-1]
+        assert "# A comment that stays." in text and "}  # so does this" in text
     write(book, FIGURES, "assert False")  # what has no result is not recorded
     with pytest.raises(SystemExit):
         recording.main()
 
 
-def test_a_short_chapter_is_not_compared(book, capsys, tmp_path):
-    glue, file = "glue('near', near)", tmp_path / "out.json"
-    write_chapter(book, "near = 9.5", glue, parameters=True, short={"near": 90.0})
+def test_a_short_chapter_is_not_compared_but_one_that_failed(book, written, capsys):
+    write_chapter(book, "near = 9.5", "glue('near', near)", short={"near": 90.0})
     for again in ("ran for", "reused"):
-        assert cli.main(["execute", "--short", "--json", str(file)]) == 0
+        (found,) = written("execute", "--short")["chapters"].values()
         assert again in capsys.readouterr().out
-        (found,) = json.loads(file.read_text())["chapters"].values()
         assert found["figures"] == {"near": 90.0} and found["moved"] is None
-
-
-def test_figures_of_a_chapter_that_failed_are_compared(book, capsys):
     write(book, FIGURES | {"near": 90.0}, "assert False")
-    assert cli.main(["execute"]) == 1
+    assert written("execute", code=1)
     said = capsys.readouterr().err
     assert "near: is 90," in said and "AssertionError" in said
 
 
 def test_claimed_reads_what_show_glues(monkeypatch):
-    shown = []
-    monkeypatch.setattr(show, "display", lambda *a, **kw: shown.append((*a, kw)))
+    outputs = []
+
+    def display(data, *, metadata, **_):
+        outputs.append(new_output("display_data", data, metadata=metadata))
+
+    monkeypatch.setattr(show, "display", display)
     values = {"01-x": 0.5, "01-text": "gloo", "01-far": inf, "01-n": np.int64(7)}
     for name, value in values.items():
         show.glue(name, value)
-    outputs = [
-        new_output("display_data", data=data, metadata=more["metadata"])
-        for data, more in shown
-    ]
     cell = new_code_cell("", outputs=outputs)
     assert claimed(new_notebook(cells=[cell])) == values
     for odd in object, True:

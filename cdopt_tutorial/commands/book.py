@@ -11,8 +11,6 @@ from cdopt_tutorial.commands import Failed, check_writable, read_flags, write_js
 from cdopt_tutorial.publish import chapter, execute, project, render
 from cdopt_tutorial.publish.reference import Reference
 
-DRIFTED = 3  # exit code if all chapters ran and a figure moved
-
 
 @dataclass(frozen=True)
 class Flags:
@@ -25,22 +23,20 @@ class Flags:
     json: Path | None = None  #: write the results to this file
 
 
-@dataclass(frozen=True)
-class BuildFlags:
-    """Chapters are run as `execute` runs them with no other flag."""
-
-    device: str = "cpu"  #: auto, cpu, cuda or cuda:N, to compute on
-
-
 def run(name: str, arguments: list[str]) -> int:
-    """Run chapters and, to build the book, render all pages."""
-    if name == "execute":
-        return run_chapters(read_flags(name, Flags, arguments))
-    device = pick_device(read_flags(name, BuildFlags, arguments).device)
+    """Run chapters and, to build the book, render all pages.
+
+    Returns 1 if a chapter failed; else 3 if `execute` finds that a figure moved.
+    """
+    flags = read_flags(name, Flags, arguments)
+    check_writable(flags.json)
     book = project.this_project()
+    book.device, book.short = pick_device(flags.device), flags.short
+    if name == "execute":
+        return run_chapters(book, flags)
     render.read_config(book)  # rather than fail after minutes
-    failed = run_chapters(Flags(device=device)) == 1
-    if not render.render(book, device=device):
+    failed = run_chapters(book, flags) == 1
+    if not render.render(book):
         raise Failed("the pages do not build cleanly: a warning is an error")
     if failed:
         print("a chapter failed: its page says what to do", file=sys.stderr)
@@ -48,18 +44,13 @@ def run(name: str, arguments: list[str]) -> int:
     return int(failed)
 
 
-def run_chapters(flags: Flags) -> int:
-    """Run chapters; return 1 if one failed, else DRIFTED if a figure moved."""
-    check_writable(flags.json)
-    book = project.this_project()
+def run_chapters(book: project.Project, flags: Flags) -> int:
+    """Run chapters, and compare and write their figures."""
     paths, reference = flags.notebooks or book.chapters(), Reference(book)
-    done = execute.execute(
-        paths, project=book, device=pick_device(flags.device),
-        force=flags.force, short=flags.short,
-    )  # fmt: skip
     ran = {}
+    done = execute.execute(book, paths, force=flags.force)
     for path, run in zip(paths, done, strict=True):
-        name, moved = f"{book.relative(path)}", reference.drift(path.stem, run)
+        name, moved = book.relative(path), reference.drift(path.stem, run)
         ran[name] = {
             "seconds": run.metadata["seconds"],
             "failed": run.metadata.get("failed"),
@@ -71,4 +62,4 @@ def run_chapters(flags: Flags) -> int:
     write_json(flags.json, {"chapters": ran})
     if any(result["failed"] for result in ran.values()):
         return 1
-    return DRIFTED if any(result["moved"] for result in ran.values()) else 0
+    return 3 if any(result["moved"] for result in ran.values()) else 0

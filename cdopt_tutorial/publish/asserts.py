@@ -1,14 +1,8 @@
-"""Has a chapter's assert that fails say what it compared, by an extension of IPython.
+"""An extension of IPython: a chapter's assert that fails says what it compared."""
 
-`execute` loads it into each kernel; Python itself would say `AssertionError` alone.
-"""
-
-import re
-from linecache import getlines
-from traceback import extract_tb, walk_tb
 from typing import Any
 
-_LONGEST = 500  # characters of a message
+from stack_data import FrameInfo
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -17,13 +11,10 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _show(shell: Any, kind: type, error: Exception, trace: Any, tb_offset=None) -> None:
-    """Show the traceback; an assert without words has its code, and what it names."""
+    """Show the traceback; an assert without words says its values, or their begin."""
     if not error.args:
-        place, (frame, line) = extract_tb(trace)[-1], list(walk_tb(trace))[-1]
-        lines = getlines(place.filename)[line - 1 : place.end_lineno]
-        code = " ".join("".join(lines).split()).removeprefix("assert ")
-        known = frame.f_globals | frame.f_locals
-        names = [name for name in re.findall(r"\w+", code) if name in known]
-        values = {name: known[name] for name in names if not callable(known[name])}
-        error.args = (f"{code}: {values}"[:_LONGEST],)
+        frames: list[Any] = [*FrameInfo.stack_data(trace)]
+        parts = frames[-1].variables_in_executing_piece
+        values = [f"{part.name} = {part.value!r}" for part in parts]
+        error.args = (", ".join(values)[:500],)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)

@@ -75,15 +75,15 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
 def shortened(notebook: NotebookNode) -> NotebookNode:
     """Return a copy with the parameters of its short profile, from its metadata.
 
-    They are set at the end of the cell tagged `parameters`. The copy's metadata have
-    `shortened` then, as its figures may differ.
+    They end the cell tagged `parameters`; the copy's metadata have `shortened` then.
     """
     short = deepcopy(notebook)
-    if values := notebook.metadata.get("cdopt_tutorial", {}).get("short"):
-        (cell,) = [cell for cell in code_cells(short) if tagged(cell, "parameters")]
-        lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
-        cell.source += f"\n# The short profile:{lines}"
-        short.metadata["shortened"] = True
+    values = notebook.metadata.get("cdopt_tutorial", {}).get("short", {})
+    for cell in code_cells(short):
+        if values and tagged(cell, "parameters"):
+            lines = [f"{name} = {value!r}" for name, value in values.items()]
+            cell.source = "\n".join([cell.source, *lines])
+            short.metadata["shortened"] = True
     return short
 
 

@@ -1,29 +1,28 @@
 """Where the book lives on disk."""
 
+import os
 from pathlib import Path
 
 
 class Project:
-    """The folder of one book: its sources and everything built from them."""
+    """The folder of one book, and how its chapters are run."""
 
-    def __init__(self, root: Path, output: Path | None = None) -> None:
+    device = "cpu"  #: on which chapters compute
+    short = False  #: whether what has no result runs in its short profile
+
+    def __init__(self, root: Path) -> None:
         self.root = root  #: absolute path of the folder that holds `_config.yml`
-        self.package = root / "cdopt_tutorial"  #: what the chapters import
-        #: everything built, in `root` or in `output`
-        self.build = (output or root) / "_build"
+        self.build = root / "_build"  #: everything built
         self.results = self.build / "results"  #: a file for each run of a chapter
-        #: the chapters with their outputs, and files that Sphinx copies beside them
-        self.pages = self.build / "pages"
         self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:
         """Return the notebooks of all chapters, in order."""
         return sorted((self.root / "notebooks").glob("[!.]*.ipynb"))
 
-    def relative(self, path: Path) -> Path:
-        """Return `path` as readers see it: relative to the project, if it is inside."""
-        path = path.resolve()
-        return path.relative_to(self.root) if path.is_relative_to(self.root) else path
+    def relative(self, path: Path) -> str:
+        """Return `path` as readers see it: relative to the project."""
+        return os.path.relpath(path.resolve(), self.root)
 
 
 def this_project() -> Project:

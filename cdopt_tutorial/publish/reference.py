@@ -18,18 +18,18 @@ KEYS = {"seen", "exact", "at_most", "needs", *NOT_COMPARED}
 
 
 class Reference:
-    """The table of one book, empty without a file; a ValueError if it is damaged."""
+    """The table of one book; a ValueError if it is damaged."""
 
     def __init__(self, project: Project) -> None:
-        path = project.root / "notebooks" / "reference.toml"
         try:
-            table = tomllib.loads(path.read_text("utf-8") if path.exists() else "")
+            text = (project.root / "notebooks/reference.toml").read_text("utf-8")
+            table = tomllib.loads(text)
             self._rows = {name: part["figures"] for name, part in table.items()}
             all_rows = [row for rows in self._rows.values() for row in rows.items()]
             for name, row in all_rows:
                 if "seen" not in row or not row.keys() <= KEYS:
                     raise ValueError(f"{name} lacks `seen`, or has an unknown rule")
-                _words(row)
+                seen_range(row)
         except Exception as error:  # of what is no table, no row, or no range
             what = f"notebooks/reference.toml can't be read: {error}"
             raise ValueError(what) from error
@@ -43,17 +43,12 @@ class Reference:
         """
         if run.metadata.get("shortened"):
             return None
-        figures, complete = claimed(run), "failed" not in run.metadata
-        rows, moved = self._rows.get(chapter, {}), {}
-        for name, value in figures.items():
-            if name not in rows:
-                moved[name] = f"is {short(value)}, the reference has none"
-            elif not _holds(rows[name], value):
-                moved[name] = f"is {short(value)}, allowed: {_words(rows[name])}"
-        for name, row in rows.items() if complete else ():
-            if name not in figures and is_here(row):
-                moved[name] = "is no longer there"
-        return moved
+        figures, rows = claimed(run), self._rows.get(chapter, {})
+        moved = {name: _moved(rows.get(name), figures[name]) for name in figures}
+        if "failed" not in run.metadata:
+            lost = [name for name in rows if name not in figures]
+            moved |= {n: "is no longer there" for n in lost if is_here(rows[n])}
+        return {name: how for name, how in moved.items() if how}
 
 
 def is_here(row: Mapping) -> bool:
@@ -63,8 +58,8 @@ def is_here(row: Mapping) -> bool:
 
 def seen_range(row: Mapping) -> list:
     """Return the least and the most that was seen; of one value or a text, it twice."""
-    seen = row["seen"]
-    return list(seen) if isinstance(seen, list) else [seen, seen]
+    least, most = row["seen"] if isinstance(row["seen"], list) else [row["seen"]] * 2
+    return [least, most]
 
 
 def short(value: float | str) -> str:
@@ -72,28 +67,23 @@ def short(value: float | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _allowed(row: Mapping) -> list:
+def _moved(row: Mapping | None, value: float | str) -> str:
+    """Return how a value left its range; an empty text if it did not."""
+    if row is None:
+        return f"is {short(value)}, the reference has none"
     least, most = seen_range(row)
     if "at_most" in row:
-        return [-math.inf, row["at_most"]]
-    if row.get("exact") or isinstance(least, str):
-        return [least, most]
-    room = max(most - least, MARGIN * max(abs(least), abs(most)))
-    return [least - room, most + room]
-
-
-def _holds(row: Mapping, value: float | str) -> bool:
-    """Whether a value, to six digits, lies in its range, or is the same text."""
-    if NOT_COMPARED & row.keys():
-        return True
-    least, most = _allowed(row)
+        least, most = -math.inf, row["at_most"]
+    elif not (row.get("exact") or isinstance(least, str)):
+        room = max(most - least, MARGIN * max(abs(least), abs(most)))
+        least, most = least - room, most + room
     if isinstance(value, str) or isinstance(least, str):
-        return value == least
-    return least <= float(short(value)) <= most
-
-
-def _words(row: Mapping) -> str:
-    least, most = map(short, _allowed(row))
+        holds = value == least
+    else:
+        holds = least <= float(short(value)) <= most
+    if holds or NOT_COMPARED & row.keys():
+        return ""
+    allowed = short(least) if least == most else f"{short(least)} to {short(most)}"
     if "at_most" in row:
-        return f"at most {most}"
-    return least if least == most else f"{least} to {most}"
+        allowed = f"at most {short(most)}"
+    return f"is {short(value)}, allowed: {allowed}"
