@@ -43,21 +43,12 @@ class Quiet(SimpleHTTPRequestHandler):
 
 def pages(site: Path, root: str) -> list[str]:
     """The paths of all pages but redirects."""
-    found = sorted(page.relative_to(site) for page in site.rglob("*.html"))
+    found = [page.relative_to(site) for page in site.rglob("*.html")]
     # The page of a 404 error needs a server; the static ones are the theme's.
     left_out = {"404.html"} if root.startswith("file") else set()
-    names = [str(page) for page in found if page.parts[0] != "_static"]
-    return [n for n in names if n not in left_out and not leads_on(site / n)]
-
-
-def leads_on(page: Path) -> bool:
-    """Whether a page is a redirect, as the first one and short addresses are."""
-    return 'http-equiv="refresh"' in page.read_text("utf-8").lower()
-
-
-def is_ours(url: str, root: str) -> bool:
-    """Whether a request stays on this page's host."""
-    return url.startswith((root, "data:", "blob:"))
+    names = {str(page) for page in found if page.parts[0] != "_static"} - left_out
+    redirect = 'http-equiv="refresh"'
+    return sorted(n for n in names if redirect not in (site / n).read_text().lower())
 
 
 def barriers(page, options: dict, *parts: str) -> list[str]:
