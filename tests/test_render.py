@@ -151,33 +151,3 @@ def test_a_chapter_that_has_never_run_has_its_page(book):
     assert render(book)
     page = words(book, "notebooks/01_a.html")
     assert "There is no result." in page and "!echo {6 * 7}" in page
-
-
-GLOSSARY = """# Glossary
-
-```{glossary}
-process group
-  Ranks & what they share.
-
-semantics
-  Whose step it is.
-```
-"""
-TERMS = "a process group, *Process groups*, *process group*, *semantics*, *frank*"
-
-
-def test_a_chapter_links_a_term_where_it_first_emphasizes_it(book):
-    config = yaml.safe_load((book.root / "_config.yml").read_text())
-    pages = "notebooks/02_b", "book/errors", "book/moves", "book/glossary"
-    write_contents(book, config, *pages)
-    (book.root / "book/glossary.md").write_text(GLOSSARY)
-    (book.root / "book/errors.md").write_text(f"# Errors\n\n{TERMS}")
-    write_chapter(book, GLUE.format("01-x", 1.0), prose=f"# A chapter\n\n{TERMS}")
-    run(book)
-    assert render(book)
-    links = re.compile(r'href="[^"]*glossary.html#(term-[\w-]+)"><em>(.*?)</em>')
-    found = links.findall((book.html / "notebooks/01_a.html").read_text())
-    assert found == [
-        ("term-process-group", "Process groups"), ("term-semantics", "semantics"),
-    ]  # fmt: skip
-    assert not links.findall((book.html / "book/errors.html").read_text())

@@ -1,8 +1,7 @@
-"""An extension of Sphinx: chapters as `render` wrote them, figures, and the glossary.
+"""An extension of Sphinx: chapters as `render` wrote them, and figures.
 
 A page quotes a figure of any chapter by the role ``glue:text``, with its name and,
-after a colon, its format; "NN-minutes" is how long chapter NN took. A term of the
-glossary is linked where a chapter first emphasizes it, as it does new terms.
+after a colon, its format; "NN-minutes" is how long chapter NN took.
 """
 
 from pathlib import Path
@@ -23,7 +22,6 @@ def setup(app: Any) -> None:
     # In place of MyST-NB's, which knows one page only.
     app.add_role_to_domain("glue", "text", Quote(), override=True)
     app.connect("source-read", _replace)
-    app.connect("doctree-resolved", _link_terms)
 
 
 class Quote(SphinxRole):
@@ -49,17 +47,3 @@ def _replace(app: Any, page: str, source: list[str]) -> None:
     """Have Sphinx read a chapter as `render` wrote it, if it did."""
     if (written := Path(app.outdir).parent / f"pages/{page}.ipynb").is_file():
         source[0] = written.read_text("utf-8")
-
-
-def _link_terms(app: Any, page: nodes.document, name: str) -> None:
-    """Link each term of the glossary where a chapter first emphasizes it, in place."""
-    if not name.startswith("notebooks/"):
-        return
-    find, linked = app.env.domains["std"].resolve_xref, set()
-    words = page.findall(nodes.emphasis)
-    for word in [word for word in words if isinstance(word.parent, nodes.paragraph)]:
-        for term in (word.astext(), word.astext().removesuffix("s")):
-            link = find(app.env, name, app.builder, "term", term, word, word.deepcopy())
-            if link and link["refuri"] not in linked:
-                linked.add(link["refuri"])
-                word.replace_self(link)
