@@ -99,7 +99,7 @@ def smallest_book(root: Path) -> Project:
     for name in ("constraints.txt", "notebooks/reference.toml"):
         (root / name).touch()
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
-    extensions.append("cdopt_tutorial.publish.pages")
+    extensions.append("cdopt_tutorial.publish.render")
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
     config["execute"] = {"execute_notebooks": "off"}
     write_contents(project, config)

@@ -1,17 +1,26 @@
-"""Render the pages from the chapters' results, strictly; no chapter is run."""
+"""Render the pages from the chapters' results, strictly; no chapter is run.
+
+For Sphinx this is an extension: a page quotes a figure of any chapter by the role
+``glue:text``, with its name and, after a colon, its format; "NN-minutes" is how long
+chapter NN took.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import nbformat
 import yaml
+from docutils import nodes
 from jsonschema import validate
 from jupyter_book.config import get_validator
 from nbformat.v4 import new_markdown_cell
+from sphinx.util.docutils import SphinxRole
+from sphinx.util.logging import getLogger
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from cdopt_tutorial.publish import chapter
@@ -21,6 +30,7 @@ from cdopt_tutorial.publish.reference import Reference
 
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
 _BUILDER = "from jupyter_book.cli.main import main; main()"
+ABSENT = "(not measured)"  # a figure that was not reached, or lacks its library
 # A cell above the title of a chapter that failed.
 FAILED = """````{danger}
 ~~~text
@@ -88,7 +98,7 @@ def render(project: Project) -> bool:
 def _read_runs(project: Project) -> dict[str, Any]:
     """Write the chapters with their outputs, and their programs, for Sphinx.
 
-    Returns what pages may quote, as `pages` has it.
+    Returns what pages may quote.
     """
     reference, pages = Reference(project), project.build / "pages"
     runs: dict[str, Any] = {"figures": {}, "moved": {}, "failed": False}
@@ -113,3 +123,38 @@ def _read_runs(project: Project) -> dict[str, Any]:
         runs["moved"] |= reference.drift(path.stem, ran) or {}
         (pages / "notebooks" / path.name).write_text(nbformat.writes(page), "utf-8")
     return runs | {"absent": reference.absent}
+
+
+def setup(app: Any) -> None:
+    """Register the role and the chapters with Sphinx, which calls this once."""
+    # From the runs: figures, and how some of them moved, by name; those whose library
+    # is not installed; whether a chapter failed.
+    app.add_config_value("runs", {}, "env")
+    # In place of MyST-NB's, which knows one page only.
+    app.add_role_to_domain("glue", "text", Quote(), override=True)
+    app.connect("source-read", _replace)
+
+
+class Quote(SphinxRole):
+    """A figure, and how it moved; one that is missing for no known reason warns."""
+
+    def run(self) -> tuple[list[nodes.Node], list]:
+        name, _, spec = self.text.partition(":")
+        runs, text, at = self.config.runs, ABSENT, self.get_location()
+        warn = getLogger(__name__).warning
+        if name in runs["figures"]:
+            try:
+                text = format(runs["figures"][name], spec)
+            except ValueError as error:
+                warn("figure %s: %s", self.text, error, location=at)
+        elif not (name in runs["absent"] or runs["failed"]):
+            warn("no chapter has a figure %s", name, location=at)
+        if name in runs["moved"]:
+            text += f" (moved: {runs['moved'][name]})"
+        return [nodes.Text(text)], []
+
+
+def _replace(app: Any, page: str, source: list[str]) -> None:
+    """Have Sphinx read a chapter as `render` wrote it, if it did."""
+    if (written := Path(app.outdir).parent / f"pages/{page}.ipynb").is_file():
+        source[0] = written.read_text("utf-8")
