@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import re
-import subprocess
 import sys
 from functools import cache, partial
 from types import ModuleType
@@ -76,18 +75,6 @@ def test_shows_no_error_that_its_cell_does_not_announce(path, project):
         lines = [line for out in cell.outputs for line in shown(out).splitlines()]
         errors = [line for line in lines if ERROR.search(line)]
         assert bool(errors) == tagged(cell, "prints-error"), (cell.source, errors)
-
-
-def test_chapters_import_only_what_the_install_cell_brings():
-    # On Colab it installs cdopt and geoopt, and leaves alone what runs the kernel.
-    absent = ("jupyter_cache", "nbclient", "sphinx", "tomlkit", "yaml")
-    lines = [f"import sys; sys.modules |= dict.fromkeys({absent})"]
-    for cell in [cell for path in CHAPTERS for cell in code_cells(path)]:
-        nodes = parsed(cell.source).body
-        imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
-        lines += [line for line in map(ast.unparse, imports) if "cdopt" in line]
-    assert len(lines) > len(CHAPTERS)
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 @every_chapter

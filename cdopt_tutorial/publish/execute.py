@@ -33,8 +33,7 @@ from cdopt_tutorial.publish.chapter import code_cells, read, read_chapter, short
 from cdopt_tutorial.publish.project import Project
 
 CELL_TIMEOUT = 3600  # seconds after which one cell counts as hung
-# Of a reader's settings, such as PYTHONOPTIMIZE, which skips asserts: no result may
-# depend on them.
+# A reader's settings, such as PYTHONOPTIMIZE: no result may depend on them.
 _SETTINGS = re.compile("PYTHON(?!PATH)|IPYTHON|MPL|MATPLOTLIB")
 # Libraries whose versions decide a result; without Ray chapter 7 differs.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
@@ -76,8 +75,7 @@ def used_files(root: Path, notebook: NotebookNode) -> list[Path]:
 def find_result(project: Project, notebook: NotebookNode) -> NotebookNode | None:
     """Return a chapter's valid run, which may be short in a short project.
 
-    If only a run that failed is there, it is returned; `failed` in its metadata says
-    why.
+    One that failed, with `failed` in its metadata, is returned if there is no other.
     """
     versions = [notebook, *([shortened(notebook)] if project.short else [])]
     files = [result_file(project, version) for version in versions]
