@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -71,15 +70,11 @@ def test_both_programs_have_the_loss_of_one_process():
     assert f"loss {loss:.4f}\n" == PROGRAMS[0][1] == PROGRAMS[1][1]
 
 
-def test_limits_and_what_can_t_be_sent_are_as_the_page_says(tmp_path):
+def test_limits_are_as_the_page_says():
     options, ours = rpc.TensorPipeRpcBackendOptions(), launch.__kwdefaults__
     assert (options.rpc_timeout, options.num_worker_threads) == (60, 16)
     ours = [ours[name] for name in ("deadline", "rpc_timeout", "rpc_threads")]
     assert ours == [600, 120, 4]
-    with (tmp_path / "file").open("w") as file:
-        for value in (lambda: 1), threading.Lock(), (each for each in ""), file:
-            with pytest.raises((AttributeError, TypeError), match="pickle|local obj"):
-                rpc.internal._internal_rpc_pickler.serialize(value)
 
 
 def test_a_breakpoint_stops_where_there_are_no_workers_only(tmp_path):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
@@ -28,20 +27,15 @@ def learning_curves(
         x = x[x >= max(xs[0] for xs, _ in seeds)]
         y = np.array([np.interp(x, *seed) for seed in seeds])
         ax.fill_between(x, y.min(0), y.max(0), color=look.color, alpha=0.22, lw=0)
-        line = {**vars(look), "markevery": [], "ms": 5, "label": name}
-        lines += ax.plot(x, np.median(y, 0), **line)
+        middle = np.median(y, 0)
+        lines += ax.plot(x, middle, **vars(look), markevery=[], ms=5, label=name)
         ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
         ax.plot(*zip(*ends, strict=True), look.marker, color=look.color, ms=5, mew=0)
     if threshold is not None:
         ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
-    _tick_the_data(ax, curves)
-    add_legend(ax.figure, lines, handlelength=3)
-    return ax.figure
-
-
-def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
-    """Where few x were measured, such as epochs or widths, put the ticks there."""
-    measured = sorted({float(x) for c in curves.values() for xs, _ in c for x in xs})
-    if len(measured) <= 8:
+    measured = np.unique(np.concatenate([x for c in curves.values() for x, _ in c]))
+    if len(measured) <= 8:  # such as epochs or widths
         ax.set_xticks(measured, [f"{x:g}" for x in measured])
         ax.set_xticks([], minor=True)
+    add_legend(ax.figure, lines, handlelength=3)
+    return ax.figure

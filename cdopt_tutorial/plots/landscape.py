@@ -29,17 +29,16 @@ def landscape(
     *,
     target: Sequence[float],
 ) -> Figure:
-    """Draw an even number of landscapes, two in a row, with paths over them.
+    """Draw four landscapes, with paths over them.
 
     A panel, by its title, has a function's values (rows, columns) on the rising `axis`,
     and paths (steps + 1, 2) by name, the same names in all. A star marks `target`.
     Contour lines divide the area evenly, so that valleys are seen however steep their
     walls are.
     """
-    rows = len(panels) // 2
-    size = _BESIDE + 2 * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE)
+    size = _BESIDE + 2 * _WIDTH, _BELOW + 2 * (_WIDTH + _TITLE)
     fig = Figure(figsize=size, layout="compressed")
-    axes = fig.subplots(rows, 2, sharex=True, sharey=True)
+    axes = fig.subplots(2, 2, sharex=True, sharey=True)
     for ax, (title, (values, paths)) in zip(axes.flat, panels.items(), strict=True):
         ax.set(title=title, aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
         ax.set(xlim=axis[[0, -1]], ylim=axis[[0, -1]])

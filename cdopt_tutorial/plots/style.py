@@ -73,8 +73,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     """The look of each curve of a figure: a method's own, or the next free one."""
     taken = {name: METHODS.get(name) for name in names}
     colors = {look.color for look in taken.values() if look is not None}
-    free = (look for look in SERIES if look not in taken.values())
-    spare = cycle(sorted(free, key=lambda look: look.color in colors))
+    spare = cycle([look for look in SERIES if look.color not in colors] or SERIES)
     return {name: look or next(spare) for name, look in taken.items()}
 
 

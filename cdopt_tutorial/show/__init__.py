@@ -6,7 +6,6 @@ import json
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from html import escape
 from importlib.metadata import version
@@ -60,11 +59,9 @@ def guess(
     Without scripts, as in Jupyter, the answer is folded.
 
     The `name` is unique in the book, as in `glue`. The `answer` is what was measured: a
-    number, shown by `spec` of `format` and followed by its `unit`, or one of `choices`;
-    a ValueError if it is not among them. `found` says how, where it was computed.
+    number, shown by `spec` of `format` and followed by its `unit`, or one of `choices`.
+    `found` says how, where it was computed.
     """
-    if choices and answer not in choices:
-        raise ValueError(f"answer is {answer!r}, but must be one of {list(choices)}")
     shown = str(answer) if choices else format(answer, spec)
     value = answer if choices else float(answer)
     about = {"name": name, "value": value, "shown": shown, "unit": unit}
@@ -90,35 +87,26 @@ def environment(device: str = "cpu") -> HTML:
     return HTML(f'<p class="tutorial-output" style="font-size:0.85em">{line}</p>')
 
 
-@dataclass
 class Progress:
     """A bar that is full at `total`, and stays on the page."""
 
-    total: float
-    label: str
-    value: float = 0
-    text: str = ""
-
-    def __post_init__(self):
-        self._handle, self._next = display(self, display_id=True), 0.0
+    def __init__(self, total: float, label: str):
+        self._total, self._label, self._next = total, label, 0.0
+        self._handle = display(self._bar(0, ""), display_id=True)
 
     def update(self, value: float, text: str = "") -> None:
-        """Move the bar to `value` of `total`, and write `text` below it.
-
-        At most ten times a second, so that a page is not flooded, and when it is full.
-        """
-        self.value, self.text = value, text
-        if value >= self.total or monotonic() >= self._next:
+        """Move the bar, at most ten times a second, and write `text` below it."""
+        if value >= self._total or monotonic() >= self._next:
             self._next = monotonic() + 0.1
-            self._handle.update(self)
+            self._handle.update(self._bar(value, text))
 
-    def _repr_html_(self) -> str:
-        return (
+    def _bar(self, value: float, text: str) -> HTML:
+        return HTML(
             '<div class="tutorial-output" style="max-width:40em;margin:0.5em 0">'
-            f'<label style="display:block">{escape(self.label)}'
-            f'<progress max="{self.total:g}" value="{self.value:g}" '
+            f'<label style="display:block">{escape(self._label)}'
+            f'<progress max="{self._total:g}" value="{value:g}" '
             'style="display:block;width:100%"></progress></label>'
-            f'<div style="font-size:0.85em">{escape(self.text)}&nbsp;</div></div>'
+            f'<div style="font-size:0.85em">{escape(text)}&nbsp;</div></div>'
         )
 
 
