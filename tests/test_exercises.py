@@ -182,21 +182,21 @@ def test_every_exercise_has_a_cell_for_an_attempt_and_a_folded_one_that_checks_i
 @pytest.mark.parametrize("attempt, said", [
     (..., ""),
     (lambda: 3, "right\n"),
-    (lambda: 1 / 0, "worker raised ZeroDivisionError: division by zero\n"),
+    (lambda: 1 / 0, "worker raised ZeroDivisionError…: division by zero\n"),
     (lambda: os._exit(3), "worker exited with code 3 before it finished…\n"),
     (lambda: "3", "it returns '3', and not 3\n"),
     (lambda: torch.full((1,), 2.0), "it returns [2], and not 3\n"),
     (lambda: math.nan, "it returns nan, and not 3\n"),
     ((n for n in "3"), "the attempt is not of the form that is asked for: …\n"),
 ])  # fmt: skip
-def test_whatever_is_attempted_is_answered_in_one_line(attempt, said, capsys):
+def test_whatever_is_attempted_is_answered(attempt, said, capsys):
     def twin(function):
         ended = exercises.play(worker=(function,))
         yield exercises.differs("it returns", ended["worker"], 3)
 
     exercises.check(twin, attempt)
-    *_, line = capsys.readouterr().out.splitlines(keepends=True) or [""]
-    assert re.fullmatch(re.escape(said).replace("…", ".*"), line)
+    pattern = re.escape(said).replace("…", ".*")
+    assert re.fullmatch(pattern, capsys.readouterr().out, re.DOTALL)
 
 
 def test_an_attempt_that_hangs_is_ended(monkeypatch, capsys, limited):
@@ -206,7 +206,8 @@ def test_an_attempt_that_hangs_is_ended(monkeypatch, capsys, limited):
         yield f"{exercises.play(worker=(sleep, 1e6))}"
 
     exercises.check(twin, time.sleep)
-    assert capsys.readouterr().out == "worker missed the run's deadline of 5 s\n"
+    said = capsys.readouterr().out
+    assert said.startswith("worker missed the run's deadline of 5 s\n")
 
 
 @pytest.fixture
