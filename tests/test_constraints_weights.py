@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from functools import partial
 from unittest import mock
 
@@ -11,7 +12,7 @@ import torch
 from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from constrained import CASES, F64, ROWS, SPHERE, dissolved, drawn, free, move_, near
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from cdopt_tutorial import constraints
@@ -54,7 +55,9 @@ REFUSED = [
     (linear, {"blocks": 2.0}, "blocks is 2.0, but must be an int that divides"),
     (linear, {"transpose": True}, "transpose is True, but must be False"),
     (linear, {"penalty_param": 0}, "penalty_param is 0, but must be above 0"),
+    (linear, ROWS | {"transpose": 1}, "transpose is 1, but must be False"),
     (linear, {"penalty_param": math.inf}, "penalty_param is inf, but must be"),
+    (linear, {"penalty_param": True}, "penalty_param is True, but must be"),
     (linear, {"name": "bias"}, r"has shape \(4,\)"),
     (partial(linear, dtype=torch.complex64), {}, "is torch.complex64"),
     (lambda: linear().to(torch.float8_e4m3fn), {}, "is torch.float8_e4m3fn"),
@@ -268,6 +271,27 @@ class TestProjection:
         with pytest.raises(ValueError, match="^1.weight is not finite"):
             constraints.project_(model)
         assert torch.equal(free(model[0]), before)
+
+    @pytest.mark.parametrize("factor", [0.0, 0.7, 1.3, 1.5])
+    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
+    def test_a_change_by_far_is_not_silent(self, manifold, factor):
+        """A row that is 0 stays so, and one of norm 2 is turned around by the map."""
+        model = nn.Sequential(nn.Tanh(), dissolved(manifold=manifold))
+        with torch.no_grad():
+            rows = slice(None) if manifold == "sphere" else 2
+            free(model[1])[rows] *= factor
+        line = f"project_ moves 1.weight far: its singular value or norm {factor:.2g} "
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            constraints.project_(model)
+        said = [str(warning.message) for warning in caught]
+        assert said == ([] if 0.6 < factor < 1.4 else [f"{line}becomes 1"])
+
+    def test_of_what_is_not_the_mapped_weight_is_refused(self):
+        layer = parametrizations.spectral_norm(dissolved())
+        for act in constraints.feasibility, constraints.project_:
+            with pytest.raises(ValueError, match="^0.weight has another parametriz"):
+                act(nn.Sequential(layer))
 
     @pytest.mark.parametrize("projected", [False, True])
     def test_a_float32_weight_is_measured_in_float64(self, projected):

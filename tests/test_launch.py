@@ -3,6 +3,7 @@
 import math
 import os
 import pickle
+import resource
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -107,12 +108,24 @@ class TestResults:
         assert (tmp_path / "file").exists()  # so the worker was not killed
 
     def test_workers_are_as_this_process_is_now(self, monkeypatch, tmp_path):
-        def state():
-            return os.environ.get("OF_A_TEST"), os.getcwd()
+        """And not as it was when the fork server began."""
+        cpus, files = os.sched_getaffinity(0), resource.RLIMIT_NOFILE
 
-        monkeypatch.chdir(tmp_path)  # after the fork server began
+        def state():
+            seen = os.environ.get("OF_A_TEST"), os.getcwd(), os.sched_getaffinity(0)
+            return *seen, resource.getrlimit(files)
+
+        monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("OF_A_TEST", "changed")
-        assert launch({"a": Role(state)}) == {"a": ("changed", str(tmp_path))}
+        before = resource.getrlimit(files)
+        resource.setrlimit(files, (before[0] - 1, before[1]))
+        os.sched_setaffinity(0, {min(cpus)})
+        try:
+            now = "changed", str(tmp_path), {min(cpus)}, resource.getrlimit(files)
+            assert launch({"a": Role(state)}) == {"a": now}
+        finally:
+            os.sched_setaffinity(0, cpus)
+            resource.setrlimit(files, before)
 
     def test_a_worker_does_what_any_process_does_and_may_take_for_ever(self):
         """And no number turns into another."""

@@ -102,7 +102,7 @@ def test_a_trainer_that_pulls_the_lstm(cut):
     parts = {name: model.build_own(name, 9, config, 2) for name in model.PARTS}
     references = {name: reference(part) for name, part in parts.items()}
     whole = model.RNNModel(references, config, "meta")
-    whole.rnn = model.PulledLSTM(references["rnn"], config)
+    whole.rnn = model.PulledLSTM(references["rnn"])
     tokens = torch.zeros(5, 2, dtype=torch.int64)
     loss, hidden = whole.loss(tokens, tokens, whole.start(2))
     loss.backward()

@@ -98,7 +98,7 @@ def _register(
     module: nn.Module, manifolds: dict[str, Manifold], penalty_param: float
 ) -> None:
     """Parametrize weights, each under all names that it has in this module."""
-    if not 0 < penalty_param < math.inf:
+    if isinstance(penalty_param, bool) or not 0 < penalty_param < math.inf:
         raise ValueError(
             f"penalty_param is {penalty_param!r}, but must be above 0 and finite"
         )

@@ -56,6 +56,10 @@ class Manifold(ABC):
         """The nearest feasible X, of a whole one."""
 
     @abstractmethod
+    def lengths(self, x: Tensor) -> Tensor:
+        """What is 1 if a whole X is feasible: its singular values, or its norms."""
+
+    @abstractmethod
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
         """Where a weight that is cut along an axis is to be cut for its map, or None.
 
@@ -126,6 +130,12 @@ class Manifold(ABC):
                     raise ValueError(f"row {padding} of {name} is padding: can't be 0")
         return placed(value.to(weight.dtype), weight)
 
+    def worst_length(self, weight: Tensor) -> float:
+        """The length that is farthest from 1; a weight in shards is gathered."""
+        x, *_ = self.part_of(whole(weight).double())
+        lengths = self.lengths(x).flatten()
+        return lengths[(lengths - 1).abs().argmax()].item()
+
     def _is_feasible(self, weight: Tensor, ulps: float) -> bool:
         """Whether ‖C‖ is what rounding leaves, some ulps for each element."""
         rounding = torch.finfo(weight.dtype).eps * weight.numel() ** 0.5
@@ -160,6 +170,9 @@ class Stiefel(Manifold):
         u, _, v = torch.svd(x)
         return u @ v.mT
 
+    def lengths(self, x: Tensor) -> Tensor:
+        return torch.linalg.svdvals(x)
+
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
         if wide:
             return axis or 1, True
@@ -187,9 +200,11 @@ class Oblique(Manifold):
         return 2 * x / (2 + c)
 
     def nearest_point(self, x: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
-        x = torch.where(norms > 0, x, 1.0)  # all points of norm 1 are as near to 0
-        return x / torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
+        x = torch.where(self.lengths(x) > 0, x, 1.0)  # all of norm 1 are as near to 0
+        return x / self.lengths(x)
+
+    def lengths(self, x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
 
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
         if axis == 0 and self.blocks > 1:
@@ -232,8 +247,10 @@ def manifold_of(
         raise ValueError(
             f"blocks is {blocks!r}, but must be an int that divides the {shape[0]} rows"
         )
-    if transpose and manifold != "oblique":
-        raise ValueError("transpose is True, but must be False unless oblique")
+    if transpose is not False and (transpose is not True or manifold != "oblique"):
+        raise ValueError(
+            f"transpose is {transpose!r}, but must be False, or True if oblique"
+        )
     if manifold == "oblique":  # rows are as independent in one block as in several
         return Oblique(blocks, (-2,)) if transpose else Oblique()
     return MANIFOLDS[manifold](blocks)

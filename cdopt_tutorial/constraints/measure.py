@@ -1,6 +1,7 @@
 """The penalty, feasibility and projection of models, here and on other workers."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,10 +13,18 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.constraints.dissolved import distances, penalties
-from cdopt_tutorial.constraints.weights import Constraint, constrained, joined
+from cdopt_tutorial.constraints.manifolds import has_no_data
+from cdopt_tutorial.constraints.weights import (
+    Constraint,
+    constrained,
+    joined,
+    refuse_others,
+)
 from cdopt_tutorial.probes import trace
 
 Model = nn.Module | Reference
+
+FAR = 0.4  # of a length from 1: the map brings 0.6 to 1.4 closer, into 0.7 to 1
 
 
 class Distance(NamedTuple):
@@ -100,7 +109,11 @@ class Constraints:
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
-        """Each weight's distance from its manifold, in float64, from its owner."""
+        """Each weight's distance from its manifold, in float64, from its owner.
+
+        Raises ValueError if a layer computes with another function of W than A(W).
+        """
+        refuse_others(self._models)
         layers = {}
         for name, (weight, rule) in self._here().items():
             # float32 would err by more than the distance that a projection leaves.
@@ -114,11 +127,26 @@ class Constraints:
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
+        """Move each weight to the feasible one nearest to A(W), or raise ValueError.
+
+        Warns if W is so far away that its map can't be trusted: a singular value near 0
+        stays there, and one above √3 changes its sign. Also raises ValueError where
+        :meth:`feasibility` does.
+        """
+        refuse_others(self._models)
         projected = []
         for name, (weight, rule) in self._here().items():
             mapped, _ = rule.manifold.map_and_distance(weight.detach().double())
             projected.append((weight, rule.nearest(mapped, name)))
+            if has_no_data(weight):
+                continue
+            length = rule.manifold.worst_length(weight)
+            if abs(length - 1) > FAR:
+                warnings.warn(
+                    f"project_ moves {name} far: its singular value or norm "
+                    f"{length:.2g} becomes 1",
+                    stacklevel=3,
+                )
         for weight, nearest in projected:
             weight.copy_(nearest)
         for reference in self._elsewhere.values():

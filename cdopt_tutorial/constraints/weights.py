@@ -7,7 +7,7 @@ from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from cdopt_tutorial.constraints.dissolved import Dissolved
+from cdopt_tutorial.constraints.dissolved import Dissolved, Gathered
 from cdopt_tutorial.constraints.manifolds import MANIFOLDS, manifold_of
 from cdopt_tutorial.constraints.sums import is_sharded
 
@@ -38,6 +38,20 @@ def constrained(models: dict[str, nn.Module]) -> dict[str, Constraint]:
             if rule and (first not in constraints or rule.padding is not None):
                 constraints[first] = weight, rule
     return constraints
+
+
+def refuse_others(models: dict[str, nn.Module]) -> None:
+    """Raise ValueError if a layer computes with another function of W than A(W)."""
+    for start, model in models.items():
+        for name, module in model.named_modules():
+            if not _is_dissolved(module):
+                continue
+            if not isinstance(module[-1], Dissolved | Gathered):
+                name = joined(start, name).replace("parametrizations.", "")
+                raise ValueError(
+                    f"{name} has another parametrization after the dissolved one: "
+                    "remove it to measure or to project A(W)"
+                )
 
 
 def joined(*names: str) -> str:

@@ -23,6 +23,7 @@ JOIN = 120.0
 # Seconds for a call: twice torch's own, since it may be an episode, or a step for which
 # others wait.
 PATIENCE = 120.0
+_LIMITS = [getattr(resource, k) for k in dir(resource) if k.startswith("RLIMIT_")]
 
 
 def launch(
@@ -91,6 +92,8 @@ def launch(
         counted=wire is not None,
         path=[entry or folder for entry in sys.path],
         environment=dict(os.environ),
+        affinity=os.sched_getaffinity(0),
+        limits={kind: resource.getrlimit(kind) for kind in _LIMITS},
     )
     _check(settings, roles)
     address = on_ray.check(on, trace, wire) if on != "rpc" else None

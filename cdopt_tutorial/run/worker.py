@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -68,6 +69,8 @@ class Settings:
     # Of the process that launches, as they are now.
     path: list[str]
     environment: Mapping[str, str]
+    affinity: set[int]
+    limits: Mapping[int, tuple[int, int]]
     folder: str = ""  # the run's own, which only this user can read
     modules: tuple[str, ...] = ()  # that any role needs
     init_method: str = ""  # the address at which the workers' group forms
@@ -195,6 +198,9 @@ def main(
     # One thread, unless a role asks for more: ``torch.set_num_threads`` affects only
     # the thread that calls it, and each call is answered in a new one.
     os.environ.update(settings.environment, OMP_NUM_THREADS="1")
+    os.sched_setaffinity(0, settings.affinity)
+    for kind, limits in settings.limits.items():
+        resource.setrlimit(kind, limits)
     try:
         log = open(settings.log(name), "w")
         folder = scratch.short(settings.folder)
