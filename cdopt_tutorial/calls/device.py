@@ -5,8 +5,6 @@ import re
 import torch
 from torch import Tensor, nn
 
-_NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
-
 
 def pick_device(wish: str) -> str:
     """The device for a wish: "cpu", "cuda", or a GPU by its number, as "cuda:1".
@@ -17,7 +15,7 @@ def pick_device(wish: str) -> str:
     """
     if wish == "auto":
         return "cuda" if gpus_of("cuda") else "cpu"
-    if not _NAMES.fullmatch(str(wish)):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(wish)):
         raise ValueError(f"device is {wish!r}, but must be auto, cpu, cuda or cuda:N")
     if wish != "cpu" and not gpus_of(wish):
         count = len(gpus_of("cuda"))

@@ -55,7 +55,7 @@ def portable(error: BaseException, worker: str, caller: str) -> Exception:
         vars(error)["raised_on"] = worker
     with suppress(Exception):  # a class that does not pickle, or needs other arguments
         sent = pickle.loads(pickle.dumps(error))
-        if isinstance(error, Exception) and isinstance(sent, Exception):
+        if isinstance(error, Exception) and hasattr(sent, "raised_on"):
             return error
     reason = f"raised {type(error).__name__} in a call that {caller} made"
     return WorkerError(vars(error)["raised_on"], reason, _text(error))
@@ -101,11 +101,8 @@ def has_lost_peer(error: BaseException) -> bool:
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
     """Whether it is an error of torch's C++ with one of these texts."""
-    if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
-        return False
-    with suppress(Exception):  # of a class whose text can't be made
-        return any(text in str(error) for text in texts)
-    return False
+    of_torch = type(error) in (RuntimeError, dist.DistBackendError)
+    return of_torch and any(text in str(error) for text in texts)
 
 
 def _text(error: BaseException) -> str:
