@@ -1,10 +1,8 @@
 """What the tests run on several hosts, as a program of a reader's own."""
 
-import os
 import sys
 
 from cdopt_tutorial.reinforce import ReinforceConfig, run
-from cdopt_tutorial.run import Role, launch, serve
 
 
 def train(on="rpc"):
@@ -14,11 +12,5 @@ def train(on="rpc"):
     run(endless, on=on, deadline=3600, rpc_timeout=15, on_report=show)
 
 
-def disagree():
-    """A run whose processes have its workers in other orders."""
-    names = sorted(["a", "b"], reverse=os.environ["RANK"] == "1")
-    launch({name: Role(serve) for name in names})
-
-
 if __name__ == "__main__":
-    disagree() if "sets" in sys.argv else train(*sys.argv[1:])
+    train(*sys.argv[1:])

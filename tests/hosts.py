@@ -3,8 +3,8 @@
 Only root can make them; a test that needs them is skipped for anybody else.
 """
 
+import itertools
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 PORT, RAY_PORT = 29500, 6379
-TORCHRUN = sys.executable, "-m", "torch.distributed.run"
 PATIENCE = 300  # seconds for what hangs, on however busy a machine
 NET = "10.213.0"  # of the bridge; nothing leads out of it
 
@@ -53,19 +52,19 @@ class Hosts:
         *arguments: str,
         max_restarts: int = 0,
         module: str = "cdopt_tutorial",
+        env: Iterable[dict[str, str]] = itertools.repeat({}),
     ) -> "Runs":
         """Run the package's command, or a module, with so many workers on each host."""
-        own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
-        own += ["--master-port", str(PORT), "--monitor-interval", "1"]
-        own += ["--max-restarts", str(max_restarts)]
+        common = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=1"]
+        common += [f"--nnodes={len(workers)}", f"--max-restarts={max_restarts}"]
+        common += [f"--master-addr={NET}.1", f"--master-port={PORT}"]
         path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         runs = []
-        for rank, number in enumerate(workers):
-            command = [*TORCHRUN, *own, "--node-rank", str(rank)]
-            command += ["--nproc-per-node", str(number), "-m", module]
-            command += arguments
-            runs.append(self.start(rank + 1, *command, env=environment))
+        for rank, (number, own) in enumerate(zip(workers, env, strict=False)):
+            command = [*common, f"--node-rank={rank}", f"--nproc-per-node={number}"]
+            command += ["-m", module, *arguments]
+            runs.append(self.start(rank + 1, *command, env=environment | own))
         return Runs(runs)
 
     @contextmanager
@@ -99,41 +98,21 @@ class Runs:
         self.agents = agents
 
     def ranks(self, host: int) -> list[psutil.Process]:
-        """The processes that torchrun has started on a host."""
+        """The processes that torchrun has started on a host, by their ranks."""
         return psutil.Process(self.agents[host - 1].pid).children()
-
-    def workers(self, host: int) -> dict[str, psutil.Process]:
-        """The workers there by their names, once they run."""
-        begin = time.monotonic()
-        while time.monotonic() < begin + PATIENCE:
-            with suppress(psutil.NoSuchProcess):  # torchrun is restarting them
-                named = {each.name(): each for each in self.ranks(host)}
-                if named and all(re.match("agent|observer|ps|tr", n) for n in named):
-                    return named
-            time.sleep(0.1)
-        raise AssertionError(f"no workers on host {host}: {self.end(1)}")
 
     def wait_for(self, text: str) -> None:
         """Read what the first host prints, up to this text."""
         assert any(text in line for line in self.agents[0].stdout), self.end()
 
-    def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
-        """Each host's exit code and output, within so many seconds; nothing is left."""
-        limit, ends = time.monotonic() + timeout, []
-        seen = set(tree(self.agents))
-        try:
-            for agent in self.agents:
-                left = max(1.0, limit - time.monotonic())
-                output, _ = agent.communicate(timeout=left)
-                ends.append((agent.returncode, output))
-        finally:
-            self.kill()
+    def end(self) -> list[tuple[int, str]]:
+        """Each host's exit code and output; nothing is left."""
+        seen, ends = set(tree(self.agents)), []
+        for agent in self.agents:
+            output, _ = agent.communicate(timeout=PATIENCE)
+            ends.append((agent.returncode, output))
         assert not (still := still_running(seen)), still
         return ends
-
-    def kill(self) -> None:
-        """Kill what is left of it."""
-        kill(self.agents)
 
 
 def tree(processes: list[subprocess.Popen]) -> Iterator[psutil.Process]:
@@ -153,16 +132,11 @@ def kill(processes: list[subprocess.Popen]) -> None:
             process.kill()
 
 
-def still_running(
-    processes: Iterable[psutil.Process], seconds: float = PATIENCE
-) -> list:
-    """Those of them that still run after so many seconds; at once if none does."""
-    limit = time.monotonic() + seconds
-    while still := [process for process in processes if runs(process)]:
-        if time.monotonic() > limit:
-            break
-        time.sleep(0.1)
-    return still
+def still_running(processes: Iterable[psutil.Process]) -> list:
+    """Those of them that still run after a long while; at once if none does."""
+    with suppress(AssertionError):
+        wait_until(lambda: not any(map(runs, processes)))
+    return [process for process in processes if runs(process)]
 
 
 def runs(process: psutil.Process) -> bool:
@@ -207,9 +181,9 @@ def lack(why: str) -> None:
     (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """The condition must hold within so many seconds."""
-    limit = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> None:
+    """The condition must hold in the end."""
+    limit = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < limit
-        time.sleep(0.02)
+        time.sleep(0.05)
