@@ -1,7 +1,8 @@
 """What checks a reader's attempt at an exercise: the comparison with a twin.
 
-In a chapter, the folded cell below an attempt has the twin, in plain torch or numpy: a
-generator that takes the attempt and yields a sentence for each difference.
+In a chapter, the cell below an attempt has the twin, in plain torch or numpy: a
+generator that takes the attempt and yields a sentence for each difference. Jupyter
+shows that cell folded, and the pages don't show it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ DEADLINE = 120.0  # seconds for an attempt's workers, on a busy machine, too
 
 
 def check(twin: Callable[[Any], Iterator[str]], attempt: Any) -> None:
-    """Print "right", or what differs first from the twin, or a worker's error.
+    """Print "right", or a sentence: what differs first from the twin, or was raised.
 
     Called in a notebook; an attempt that is still ``...`` prints nothing.
     """
@@ -24,7 +25,8 @@ def check(twin: Callable[[Any], Iterator[str]], attempt: Any) -> None:
     try:
         said = next(filter(None, twin(attempt)), "right")
     except WorkerError as error:
-        said = f"{error}"
+        *_, last = ["", *error.details.splitlines()]  # of a traceback: "Error: text"
+        said = ": ".join(filter(None, (error.headline, last.partition(": ")[2])))
     except Exception as error:  # where the twin takes it apart
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         said = f"the attempt is not of the form that is asked for: {text}"

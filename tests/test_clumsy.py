@@ -52,6 +52,7 @@ rnn --batch-size 5000 --corpus TEXT: batch_size is 5000, but must be below 1170,
 rnn --seq-len 9999 --corpus grammar: seq_len is 9999, but must be at most 4999, ...
 rnn --no-sync --against-local: asynchronous trainers have no equal in one process
 rnn --max-restarts 1: max-restarts is 1, which needs a checkpoint
+rnn --max-restarts -1: max-restarts is -1, but must be at least 0
 rnn --corpus TMP: corpus '...': it cannot be read (Is a directory)
 rnn --resume TMP/none: checkpoint '...': No such file or directory
 rnn --checkpoint TEXT: checkpoint '...': it is damaged or truncated, or no ...

@@ -1,6 +1,6 @@
 """The matrix of versions and machines: a simulated machine is obeyed."""
 
-from functools import partial
+import sys
 
 import matrix
 import pytest
@@ -21,9 +21,14 @@ def test_a_machine_is_obeyed_without_a_warning(path, tmp_path, monkeypatch):
         pytest.skip(f"this CPU has no code path above {path}")
     for name in "CI", "PYTHONHASHSEED":
         monkeypatch.setenv(name, "1")
-    call = partial(matrix.run, tmp_path, matrix.variables(path, 3))
-    said = call("-W", "error", "-c", ASK).splitlines()
+    place, machine = matrix.Place(tmp_path, ("", "", ""), None), matrix.Machine(path, 3)
+    place.copy.mkdir()
+    said = place.call(machine, sys.executable, "-W", "error", "-c", ASK).splitlines()
     found = {"default": [], "avx2": ["X86_V3"]}[path]
     assert said == [f"{path.upper()} 3", f"{found}", "[]"]
-    with pytest.raises(SystemExit, match="^no such torch$"):
-        call("-c", "print('so\\nno such torch'); exit(1)")
+    mkl = {"default": "COMPATIBLE", "avx2": "AVX2"}[path]  # MKL itself can't be queried
+    assert machine.variables()["MKL_CBWR"] == mkl
+    with pytest.raises(matrix.StepFailed, match="^no such torch$"):
+        place.call(
+            machine, sys.executable, "-c", "print('so\\nno such torch'); exit(1)"
+        )

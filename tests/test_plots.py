@@ -286,3 +286,8 @@ def test_a_window_shows_what_touches_it_and_arrows_where_there_is_room():
     zero = min(c.sent for c in calls)
     near = [c for c in calls if c.received - zero >= 20e3 and c.sent - zero <= 22e3]
     assert 2 < len(near) == len(work(part)) < len(calls) / 5
+
+
+def test_a_timeline_of_no_calls_is_refused():
+    with pytest.raises(ValueError, match="no calls to draw"):
+        plots.timeline([])

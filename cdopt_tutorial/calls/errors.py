@@ -55,7 +55,7 @@ def portable(error: BaseException, worker: str, caller: str) -> Exception:
         vars(error)["raised_on"] = worker
     with suppress(Exception):  # a class that does not pickle, or needs other arguments
         sent = pickle.loads(pickle.dumps(error))
-        if isinstance(error, Exception) and hasattr(sent, "raised_on"):
+        if isinstance(error, Exception) and isinstance(sent, Exception):
             return error
     reason = f"raised {type(error).__name__} in a call that {caller} made"
     return WorkerError(vars(error)["raised_on"], reason, _text(error))

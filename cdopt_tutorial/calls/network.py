@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
@@ -31,7 +31,11 @@ class Network:
         the run's, 0 for none; then WorkerSilent is raised. What the function or the
         future raises there is raised here.
         """
-        return self.call_async(worker, function, *more).wait()
+        return self.begin(worker, function, *more)()
+
+    def begin(self, worker: str, function: Callable, *more: Any) -> Callable[[], Any]:
+        """The same, but return at once: what is returned waits for the result."""
+        return self.call_async(worker, function, *more).wait
 
     def call_async(self, worker: str, function: Callable, *more: Any) -> Future:
         """The same, but return a future of torch at once."""
@@ -44,34 +48,47 @@ class RPC(Network):
     def own_name(self) -> str:
         return rpc.get_worker_info().name if rpc.api._is_current_rpc_agent_set() else ""
 
-    def call_async(
+    def begin(self, worker: str, *call: Any) -> Callable[[], Any]:
+        request, take = self._ask(worker, *call)
+        return partial(take, request)
+
+    def call_async(self, worker: str, *call: Any) -> Future:
+        return then(*self._ask(worker, *call))
+
+    def _ask(
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
-    ) -> Future:
+    ) -> tuple[Future, Callable]:
+        """A future of the answer, and what takes the call's result from it."""
         caller = self.own_name()
         call = caller, function, args, kwargs or {}
         request = rpc.rpc_async(worker, serve, call, None, min(timeout, LONGEST))
         waits.add(request)
 
         def take(answer: Future) -> Any:
-            waits.remove(request)
             try:
                 brought = answer.wait()
             except RuntimeError as error:
                 raise unanswered(error, worker, caller) from None
+            finally:
+                waits.remove(request)
             return received(brought)
 
-        return then(request, take)
+        return request, take
 
 
-class Raised(NamedTuple):
-    """An answer that is what the call raised."""
+class Raised:
+    """An answer: what the call raised, and what its own pickle may leave out."""
 
-    error: Exception
+    def __init__(self, error: Exception):
+        noted = "raised_on", "__notes__"
+        kept = vars(error)
+        self.error, self.noted = error, {k: kept[k] for k in noted if k in kept}
 
 
 def received(answer: Any) -> Any:
     """The result that an answer brings; what the call raised is raised."""
     if isinstance(answer, Raised):
+        vars(answer.error).update(answer.noted)
         raise answer.error
     return answer
 

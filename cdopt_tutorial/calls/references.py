@@ -34,9 +34,7 @@ class Ref:
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The object's methods, each of which waits for its result; in seconds."""
-        return _Methods(
-            lambda *call, **kwargs: _begin(self, timeout, *call, **kwargs)()
-        )
+        return _Methods(partial(_call, self, timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The same methods, each of which returns a future of torch at once."""
@@ -93,6 +91,11 @@ def begin(reference: Reference, method: str | Callable, *args: Any) -> Callable:
     return _begin(reference, UNSET_RPC_TIMEOUT, method, *args)
 
 
+def apply_async(reference: Reference, method: str | Callable, *args: Any) -> Future:
+    """The same, but return a future of torch at once."""
+    return _call_async(reference, UNSET_RPC_TIMEOUT, method, *args)
+
+
 @contextmanager
 def alone(at_once: bool = False) -> Iterator[None]:
     """A run in this process, as if it had no workers.
@@ -132,29 +135,37 @@ class _Methods:
         return partial(self._call, name)
 
 
+def _call(reference: Reference, *call: Any, **kwargs: Any) -> Any:
+    return _begin(reference, *call, **kwargs)()
+
+
 def _begin(
     reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any
 ) -> Callable[[], Any]:
     if reference.is_owner():
         result = serve_call(reference, method, *args, **kwargs)
         return result.wait if isinstance(result, Future) else lambda: result
-    return _call_async(reference, timeout, method, *args, **kwargs).wait
+    call = serve_call, (reference, method, *args), kwargs, timeout
+    return network.current().begin(reference.owner_name(), *call)
 
 
 def _call_async(
     reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any
 ) -> Future:
     if reference.is_owner():
-        run = partial(_begin, reference, timeout, method, *args, **kwargs)
-        return later(lambda: run()(), network.current().at_once)
+        run = partial(_call, reference, timeout, method, *args, **kwargs)
+        return later(run, network.current().at_once)
     call = serve_call, (reference, method, *args), kwargs, timeout
     return network.current().call_async(reference.owner_name(), *call)
 
 
 def serve_call(reference: Reference, method, /, *args: Any, **kwargs: Any) -> Any:
-    """Run a call on the object's owner, in whichever thread answers it."""
-    # A new thread must first learn how many threads it computes with. Torch sets that
-    # at the first parallel operator or backward pass, and a matrix product is neither.
+    """Run a call on the object's owner, in whichever thread answers it.
+
+    A new thread must first learn how many threads it computes with. Torch sets that at
+    the first parallel operator or backward pass, and a matrix product is neither: it
+    would run on one thread, later ones on several, and differ in the last bits.
+    """
     torch.get_num_threads()
     return call_method(reference.local_value(), method, *args, **kwargs)
 

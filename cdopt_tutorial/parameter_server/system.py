@@ -409,6 +409,8 @@ def run_locally(job: Job) -> History:
 
 def check(job: Job, max_restarts: int = 0) -> None:
     """Raise ValueError for a job or a number of restarts that is impossible here."""
+    if max_restarts < 0:
+        raise ValueError(f"max-restarts is {max_restarts}, but must be at least 0")
     if max_restarts and job.keep is None:
         raise ValueError(f"max-restarts is {max_restarts}, which needs a checkpoint")
     config, words = job.config, job.corpus.vocabulary.words

@@ -26,6 +26,7 @@ def timeline(
     Every worker has a lane, with a row for each method that it ran. A bar is the work,
     in the caller's colour. Where there are few calls, thin arrows are request and
     response, and a line along a lane is the wait. `window` is in the unit of the axis.
+    No calls are a ValueError.
     """
     calls, unit = _on_axis(calls)
     fig = Figure(figsize=(WIDTH, 1))
@@ -74,6 +75,8 @@ def turned(
 
 def _on_axis(calls: Sequence[Call]) -> tuple[list[Call], str]:
     """The calls with times counted from the first, in a suitable unit, and its name."""
+    if not calls:
+        raise ValueError("no calls to draw: was the system run with tracing on?")
     zero = min(call.sent for call in calls)
     span = max(call.received for call in calls) - zero
     unit, ns = ("µs", 1e3) if span < 2e6 else ("ms", 1e6) if span < 2e9 else ("s", 1e9)

@@ -136,7 +136,8 @@ def _follow(actors: Mapping[str, Any]) -> dict[str, bytes]:
     streams = {actor.play.remote(actors): name for name, actor in actors.items()}
     results: dict[str, bytes] = {}
     while streams:
-        (messages, *_), _ = ray.wait(list(streams))
+        ready, _ = ray.wait(list(streams))
+        messages: Any = ready[0]
         name = streams.pop(messages)
         with _named(name, "ray"):
             message = next(map(ray.get, messages), None)
