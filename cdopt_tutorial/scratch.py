@@ -15,7 +15,7 @@ VARIABLE = "CDOPT_TUTORIAL_SCRATCH"  # names what a fork server removes at its e
 @functools.cache
 def folder() -> str:
     """The folder; OSError if none can be made."""
-    made = os.environ[VARIABLE] = tempfile.mkdtemp(prefix="cdopt-")
+    made = tempfile.mkdtemp(prefix="cdopt-")
     # Which multiprocessing's own children run at their ends, too, but no forked ones.
     util.Finalize(None, shutil.rmtree, (made, True), exitpriority=0)
     return made

@@ -14,7 +14,7 @@ from roles import Counter, raise_error
 from threadpoolctl import threadpool_info
 from torch import nn
 
-from cdopt_tutorial.calls import apply, gradients, network, remote
+from cdopt_tutorial.calls import apply, gradients, network, reference, remote
 from cdopt_tutorial.probes import trace
 from cdopt_tutorial.run import span
 
@@ -57,6 +57,21 @@ def count_threads():
             x = torch.ones(2, requires_grad=True)
             gradients.backward(context, gradients.call(ref, double, x).sum())
     return apply(ref, threads_seen)
+
+
+def references():
+    """What a reference knows of its object, and all ways to call it."""
+    ref = remote("ps", list, (3, 1, 2))
+    here = reference([7])
+    return {
+        "owner": (ref.owner_name(), ref.is_owner(), here.is_owner()),
+        "sync": ref.rpc_sync().count(1),
+        "async": ref.rpc_async().index(2).wait(),
+        "keyword": ref.rpc_sync().sort(reverse=True),
+        "function": apply(ref, sorted),
+        "state": apply(ref, list.copy),
+        "here": (here.local_value(), here.rpc_sync().pop(), here == reference([7])),
+    }
 
 
 class Scale(nn.Module):
@@ -148,12 +163,12 @@ STEPS += looked_up_within, unused_within
 
 def take(step, first, last, at=1):
     """The gradients of a step: of its input, and of both objects' parameters."""
-    x = nn.Parameter(torch.tensor(float(at)))
+    x = torch.tensor(float(at), requires_grad=True)
     with gradients.context() as context:
         gradients.backward(context, step(first, last, x))
         own = gradients.gradients(context, [x])[x].item()
         both = [ref.rpc_sync() for ref in (first, last)]
-        left, again = ([ref.leave(context=context) for ref in both] for _ in "12")
+        left, again = ([ref.leave(context) for ref in both] for _ in "12")
         assert left == again
         for ref in both:
             ref.forget(context)
@@ -208,6 +223,9 @@ def misuse():
 
     said = [say(call)]
     with gradients.context() as context:
+        thread = threading.Thread(target=lambda: said.append(say(call)))
+        thread.start()
+        thread.join()
         said.append(say(gradients.context().__enter__))
         loss = call()
         gradients.backward(context, loss)
@@ -222,11 +240,14 @@ def misuse():
 
 
 class Own(Exception):
-    """It has an attribute."""
+    """It has an attribute, and its own idea of a pickle."""
 
     def __init__(self, code):
         super().__init__("own")
         self.code = code
+
+    def __reduce__(self):
+        return Own, (self.code,)
 
 
 class Raiser:
@@ -239,7 +260,10 @@ class Raiser:
     def leave(self):
         sys.exit(3)
 
-    def later(self):
+    def unreadable(self):
+        raise UnicodeDecodeError("ascii", b"\xff", 0, 1, "no")
+
+    def fail_later(self):
         future = torch.futures.Future()
         future.set_exception(LookupError("later"))
         return future
@@ -248,7 +272,7 @@ class Raiser:
         return threading.Lock()  # which can't be sent
 
 
-def caught(*calls):
+def caught(calls):
     """The kind, the code and the worker of each call's error."""
     seen = []
     for call in calls:
@@ -260,21 +284,51 @@ def caught(*calls):
     return seen
 
 
-def wait_in_vain(worker):
-    return remote(worker, threading.Event).rpc_sync(timeout=1).wait(5)
+def catch(owner):
+    """What a caller gets of what is raised: at once, and by a future."""
+    ref = remote(owner, Raiser)
+    methods = "own local leave unreadable fail_later lock".split()
+    at_once = [getattr(ref.rpc_sync(), method) for method in methods]
+    later = [lambda m=m: getattr(ref.rpc_async(), m)().wait() for m in methods]
+    return caught(at_once), caught(later)
+
+
+def wait_in_vain(owner):
+    """Wait for an answer that does not come, at once, by a future, and further away."""
+    event = remote(owner, threading.Event)
+    return caught(
+        [
+            lambda: event.rpc_sync(timeout=1).wait(5),
+            lambda: event.rpc_async(timeout=1).wait(5).wait(),
+            lambda: apply(event, wait_further),
+        ]
+    )
+
+
+def wait_further(_):
+    return remote("c", threading.Event).rpc_sync(timeout=1).wait(5)
+
+
+def send_parameter():
+    """The gradient of a parameter of the caller's that is itself an argument."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    with gradients.context() as context:
+        result = gradients.call(remote("ps", torch.nn.ReLU), "forward", weight)
+        gradients.backward(context, 3 * result.sum())
+        return gradients.gradients(context, [weight])[weight].item()
 
 
 def take_part(at):
     """All of the above, beside another who does the same to the same objects."""
-    there = remote("b", Raiser).rpc_sync()
-    further = partial(network.current().call, "b", wait_in_vain, ("c",))
     return {
         "gradients": take_all(at),
+        "parameter": send_parameter(),
         "skipped": skip_steps(),
         "refused": misuse(),
-        "caught": caught(there.own, there.local, there.leave, there.later, there.lock),
-        "in vain": caught(partial(wait_in_vain, "b"), further),
+        "caught": catch("b"),
+        "in vain": wait_in_vain("b"),
         "threads": count_threads(),
+        "references": references(),
     }
 
 
@@ -291,13 +345,21 @@ class Slow(torch.autograd.Function):
         return 2 * grad
 
 
+def later(value, seconds):
+    """A future that completes after so many seconds."""
+    future = torch.futures.Future()
+    threading.Timer(seconds, future.set_result, (value,)).start()
+    return future
+
+
 class Callee(Counter):
     """Returns at once, after a while, or by a future."""
 
-    answer_later = Counter.add_later
-
     def sleep(self, seconds):
         time.sleep(seconds)
+
+    def answer_later(self, value, seconds):
+        return later(value, seconds)
 
 
 def converse():
@@ -308,7 +370,7 @@ def converse():
     with pytest.raises(KeyError, match="no such thing"):
         ref.rpc_async().fail("KeyError").wait()
     ref.rpc_async().sleep(0.1).wait()
-    assert ref.rpc_async().answer_later(7, 0.3).wait() == 8
+    assert ref.rpc_async().answer_later(7, 0.3).wait() == 7
     apply(ref, Callee.add, 1)
     rref = rpc.remote("ps", Callee)
     apply(rref, Callee.add, 1)
@@ -328,5 +390,5 @@ def gradient_of_a_marked_function():
     with span("between"):
         time.sleep(0.3)
     result.sum().backward()
-    trace.mark_until_done("until", partial(Counter().add_later, 0, 2.0)).wait()
+    trace.mark_until_done("until", partial(later, None, 2.0)).wait()
     return values.grad

@@ -14,6 +14,7 @@ from constrained import (
     F64,
     drawn,
     each_case,
+    free,
     move_,
     near,
     output,
@@ -152,6 +153,43 @@ class TestReset:
         assert output(layer, x).isfinite().all()
         if not isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):  # another order
             near(dict(layer.state_dict()), dict(case.dissolve(other).state_dict()))
+
+    def test_a_class_with_a_reset_of_its_own(self):
+        """The last write wins, however it reaches the weight; others stay as well."""
+
+        class Eyes(nn.LSTM):
+            def reset_parameters(self, bias=0.0):
+                super().reset_parameters()  # by way of parameters()
+                self.bias_hh_l0 = nn.Parameter(torch.full((24,), bias, **F64))
+                for gate in self.weight_hh_l0.chunk(4):
+                    nn.init.eye_(gate.data)
+
+        rnn = constraints.dissolve_recurrent(Eyes(5, 6, **F64))
+        nn.init.normal_(free(rnn, "weight_hh_l0"))
+        rnn.reset_parameters(bias=7.0)
+        near(rnn.weight_hh_l0.detach(), torch.eye(6, **F64).repeat(4, 1))
+        assert (rnn.bias_hh_l0 == 7).all() and len(list(rnn.parameters())) == 4
+
+    def test_that_calls_another_one_or_assigns(self):
+        class Attention(nn.MultiheadAttention):
+            def reset_parameters(self):
+                self._reset_parameters()
+                nn.init.eye_(self.in_proj_weight)
+
+        class Assigns(nn.Linear):
+            def reset_parameters(self):
+                super().reset_parameters()
+                self.weight = nn.Parameter(torch.eye(4, 8, **F64))
+
+        for layer, name in (
+            (Attention(6, 2, **F64), "in_proj_weight"),
+            (Assigns(8, 4, **F64), "weight"),
+        ):
+            constraints.dissolve(layer, name)
+            move_(layer, 3.0)
+            layer.reset_parameters()
+            found = getattr(layer, name).detach()
+            near(found, torch.eye(*found.shape, **F64))
 
     def test_of_attention_which_has_another_name_for_it(self):
         attention = nn.MultiheadAttention(12, 3)

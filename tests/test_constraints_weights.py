@@ -42,6 +42,14 @@ def bad():
 
 
 PADS = "row 0 of 'weight' of Embedding is padding: can't be 0"
+
+
+def overlapping():
+    layer = linear()
+    layer.weight = nn.Parameter(torch.randn(11).as_strided((4, 8), (1, 0)))
+    return layer
+
+
 REFUSED = [
     (table(9, 4, sparse=True), {}, "Embedding has sparse=True"),
     (partial(nn.EmbeddingBag, 9, 4, max_norm=2), {}, "EmbeddingBag has max_norm"),
@@ -58,6 +66,10 @@ REFUSED = [
     (linear, ROWS | {"transpose": 1}, "transpose is 1, but must be False"),
     (linear, {"penalty_param": math.inf}, "penalty_param is inf, but must be"),
     (linear, {"penalty_param": True}, "penalty_param is True, but must be"),
+    (linear, {"penalty_param": "1"}, "penalty_param is '1', but must be"),
+    (linear, {"blocks": 0}, "blocks is 0, but must be an int that divides"),
+    (partial(nn.Linear, 0, 4), {}, r"has shape \(4, 0\)"),
+    (overlapping, {}, "has elements that share memory"),
     (linear, {"name": "bias"}, r"has shape \(4,\)"),
     (partial(linear, dtype=torch.complex64), {}, "is torch.complex64"),
     (lambda: linear().to(torch.float8_e4m3fn), {}, "is torch.float8_e4m3fn"),
@@ -78,16 +90,18 @@ class TestRefused:
 
     def test_recurrent_layers(self):
         """And none of several weights is dissolved if one can't be."""
-        rnn = nn.LSTM(5, 6, 2)
+        rnn, shared = nn.LSTM(5, 6, 2), nn.LSTM(5, 6, 2)
         nn.init.constant_(rnn.weight_hh_l1, math.nan)
+        shared.weight_hh_l1 = nn.Parameter(torch.randn(24, 1).expand(24, 6))
         for layer, line in (
             (rnn, "'weight_hh_l1' of LSTM is not finite"),
+            (shared, "'weight_hh_l1' of LSTM has elements that share memory"),
             (nn.Linear(3, 3), "Linear has no weight_hh that is still free"),
             (constraints.dissolve_recurrent(nn.RNN(5, 6)), "has no weight_hh that is"),
         ):
             with pytest.raises(ValueError, match=line):
                 constraints.dissolve_recurrent(layer)
-        assert type(rnn) is nn.LSTM
+        assert type(rnn) is type(shared) is nn.LSTM
 
     @pytest.mark.filterwarnings("ignore")  # of CDOpt's
     def test_models(self):
@@ -272,7 +286,7 @@ class TestProjection:
             constraints.project_(model)
         assert torch.equal(free(model[0]), before)
 
-    @pytest.mark.parametrize("factor", [0.0, 0.7, 1.3, 1.5])
+    @pytest.mark.parametrize("factor", [0.5, 0.7, 1.3, 1.5])
     @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
     def test_a_change_by_far_is_not_silent(self, manifold, factor):
         """A row that is 0 stays so, and one of norm 2 is turned around by the map."""

@@ -47,6 +47,7 @@ def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
     [
         (b"text \xff", "it cannot be read .*0xff in position 5"),
         (b"a b " * 499 + b"c", "it has 999 tokens .* at least 1000"),
+        (b"%d " * 999 % (*range(999),) + b".", "no word to learn occurs twice"),
     ],
 )
 def test_what_is_no_text_is_refused(content, why, tmp_path):

@@ -70,7 +70,7 @@ def test_chapters_are_run_on_the_device_that_is_used(have, monkeypatch):
     have(2)
     monkeypatch.setattr(execute, "execute", run := Mock(side_effect=OSError))
     assert main(["execute", "--device", "auto"]) == 1
-    assert run.call_args.kwargs["device"] == "cuda"
+    assert run.call_args.args[0].device == "cuda"
     for command in "execute", "build":
         assert main([command, "--device", "cuda:2"]) == 2
 

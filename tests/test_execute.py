@@ -127,6 +127,22 @@ def test_a_short_run_is_beside_that_of_the_chapter(book, no_kernel):
         assert printed(found) == text  # of the chapter itself, once there is one
 
 
+def test_two_at_once_have_a_core_each(book):
+    wait = """
+import os, time
+from pathlib import Path
+place = Path(os.environ["TMPDIR"]).parent
+(place / {own!r}).touch()
+while not (place / {other!r}).exists():
+    time.sleep(0.1)
+print(os.environ["OMP_NUM_THREADS"])
+"""
+    for own, other in ("01_a", "02_b"), ("02_b", "01_a"):
+        write_chapter(book, wait.format(own=own, other=other), name=own)
+    for done in run(book, short=True):
+        assert printed(done) == "1\n"
+
+
 def test_a_chapter_that_fails_says_where_and_stops_no_other(
     book, tmp_path, monkeypatch, capsys
 ):

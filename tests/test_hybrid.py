@@ -141,6 +141,10 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     found = run_locally(job)
     assert found.losses == pytest.approx(losses, rel=1e-10)
     assert max_difference(found.weights, weights) <= 1e-10
+    progress = found.trainers[0].progress
+    assert [(note.epoch, note.step) for note in progress] == [(1, 5), (2, 10)]
+    means = [(32 * sum(e[:4]) + 11 * e[4]) / 139 for e in (losses[:5], losses[5:])]
+    assert [n.train_loss for n in progress] == pytest.approx(means, rel=1e-10)
     notes = [*(note.valid for note in found.trainers[0].progress), found.test]
     for note, expected in zip(notes, scores, strict=True):
         assert (note.accuracy, note.loss) == pytest.approx(expected, rel=1e-10)

@@ -23,7 +23,7 @@ from running import LONG, Script, end_server, listeners, wait_for_end
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.calls.errors import has_lost_peer
-from cdopt_tutorial.run import Role, Wire, WorkerError, group, launch, serve
+from cdopt_tutorial.run import Role, Wire, WorkerError, group, launch, report, serve
 from cdopt_tutorial.run.launch import LONGEST
 from cdopt_tutorial.run.worker import sender
 
@@ -91,7 +91,11 @@ class TestResults:
         send, messages = sender(theirs), [bytes([n]) * 1_000_000 for n in range(8)]
         with ours, theirs, ThreadPoolExecutor(4) as threads:
             threads.map(send, messages)
-            assert sorted(ours.recv() for _ in messages) == [(m,) for m in messages]
+            one = group._Worker(name="a", process=None, pid=0, control=ours)
+            come: list = []
+            while len(come) < len(messages) and ours.poll(PATIENCE):
+                come += one.messages()
+            assert sorted(come) == [(m,) for m in messages]
 
     def test_a_run_says_nothing_of_itself_and_ends_by_itself(self, capfd, tmp_path):
         system = {
@@ -185,6 +189,9 @@ FAILURES = [
      {"a": Role(lambda: os.kill(os.getpid(), 40))}, {}),
     ("a returned what can't be unpickled", "no number",
      {"a": Role(roles.Unreadable)}, {}),
+    ("a reported what can't be unpickled", "no number",
+     {"a": Role(lambda: report(roles.Unreadable()))}, {}),
+    ("a raised Silent", "", {"a": Role(roles.throw, (roles.Silent(),))}, {}),
     ("b raised ArithmeticError", "in raise_error",
      {"a": SERVE, "b": Role(roles.raise_error)}, {}),
     # And not the one that has lost it.
@@ -202,6 +209,8 @@ FAILURES = [
     ("b was stopped (SIGSTOP) and did not go on", "",
      {"a": calling("b", time.sleep, LONG), "c": LOSES_PEER,
       "b": Role(roles.send_self, ("SIGSTOP",))}, {}),
+    ("a was stopped (SIGSTOP) and did not go on", "",
+     {"a": Role(roles.stop_in_a_message, (1_000_000,))}, {}),
 ]  # fmt: skip
 LATE = [
     ("b missed the deadline of 15 s to join", "",

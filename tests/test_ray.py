@@ -86,7 +86,10 @@ def die_once(file):
     wrap(Owner._move, step)
 
 
-def test_a_training_that_dies_ends_as_that_of_one_process(tmp_path):
+@pytest.mark.parametrize(
+    ("on", "said"), [("rpc", "ps was killed by SIGKILL"), ("ray", "ps died")]
+)
+def test_a_training_that_dies_ends_as_that_of_one_process(on, said, tmp_path):
     joint = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
     small = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
     config = RNNConfig(max_steps=50, save_every=10, **joint, **small)
@@ -95,13 +98,13 @@ def test_a_training_that_dies_ends_as_that_of_one_process(tmp_path):
     restarts = []
     histories = rnn.run(
         job,
-        on="ray",
+        on=on,
         max_restarts=1,
         on_restart=lambda error, job: restarts.append((error.headline, job.resume)),
         attach=partial(die_once, tmp_path / "died"),
     )
     ((reason, kept),) = restarts
-    assert (reason, kept.epoch, kept.window) == ("ps died", 0, 10)
+    assert (reason, kept.epoch, kept.window) == (said, 0, 10)
     alone = rnn.run_locally(rnn.Job(config, corpus))
     assert max_difference(histories[0].weights, alone.weights) <= TOLERANCE
 

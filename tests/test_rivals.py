@@ -218,6 +218,16 @@ def test_a_polynomial_loses_more_digits_than_the_iteration_but_not_bfloat16s():
     assert 5 * direct < polynomial < rounded / 50
 
 
+def test_without_a_rate_it_projects_what_another_optimizer_has_moved():
+    weight = nn.Parameter(drawn((12, 4), 0))
+    optimizer, keep = torch.optim.AdamW([weight]), Rival("projected", [weight], lr=0.0)
+    weight.square().sum().backward()
+    optimizer.step()
+    moved = weight.detach().clone()
+    keep.step()
+    near(weight, polar(moved), 1e-12)
+
+
 def test_muon_is_torchs_within_the_rounding_of_bfloat16():
     x, (first, second) = drawn((24, 8), 0), (drawn((24, 8), s) for s in (1, 2))
     ours, theirs = (x.clone().requires_grad_() for _ in range(2))
@@ -250,20 +260,23 @@ class TestOptimizer:
             moves.step()
             assert torch.equal(each, weight)
 
-    def test_refuses_before_anything_moves(self):
-        weights = [torch.ones(6, 3), torch.ones(3)]
-        with pytest.raises(ValueError, match="rule is 'adam', but must be one of muon"):
-            Rival("adam", weights, 0.1)
-        for blocks, line in (
-            (1, r"the weight has shape \(3,\)"),
-            (5, "blocks is 5, but"),
-        ):
-            for weight in weights:
-                weight.grad = torch.ones_like(weight)
-            rival = Rival("muon", [{"params": weights, "blocks": blocks}], 0.1)
-            with pytest.raises(ValueError, match=line):
-                rival.step()
-            assert all((weight == 1).all() for weight in weights)
+    @pytest.mark.parametrize(
+        ("group", "line"),
+        [
+            ({"rule": "adam"}, "rule is 'adam', but must be one of muon, proj"),
+            ({"lr": -1}, "lr is -1, but must be at least 0"),
+            ({"blocks": 5}, "blocks is 5, but must be an int that divides the 6 rows"),
+            ({"params": [torch.ones(3)]}, r"the weight has shape \(3,\)"),
+            ({"weight_decay": 0.1}, "weight_decay is no setting of a Rival's group"),
+            ({"rule": "spel"}, "spel needs a start near the manifold, such as manif"),
+            ({"rule": "landing", "blocks": 2}, "landing needs a start near the manif"),
+        ],
+    )
+    def test_refuses_a_group_before_anything_moves(self, group, line):
+        rival = Rival("projected", [torch.ones(6, 3)], 0.1)
+        with pytest.raises(ValueError, match=line):
+            rival.add_param_group({"params": [torch.ones(6, 3)]} | group)
+        assert len(rival.param_groups) == 1
 
     @pytest.mark.parametrize(("shape", "blocks"), [((32, 8), 4), ((6, 3, 3, 3), 1)])
     def test_a_step_of_muon_has_the_size_of_adams(self, shape, blocks):

@@ -19,6 +19,7 @@ from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig, Job, run, run_locally, system, table
 from cdopt_tutorial.hybrid.checkpoint import load
 from cdopt_tutorial.run import WorkerError
+from cdopt_tutorial.training import save_whole
 
 KINDS = {
     "free": {},
@@ -182,6 +183,8 @@ class TestCheckpoint:
         trainers = folder / "trainers.pt"
         trainers.write_bytes(trainers.read_bytes()[:-100])
         assert_refused(job, r"trainers\.pt': it is damaged")
+        save_whole(trainers, {"weights": torch.ones(2)})
+        assert_refused(job, r"trainers\.pt': another program made it")
 
 
 def assert_refused(job, said):

@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused(said, device, workers, monkeypatch):
     for name, value in (started | {INTERFACE: device}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(under_torchrun, "_run", 7)
-    under_torchrun._open_store().set("names", "b, a")  # by the other one
+    under_torchrun._open_store("results").set("names", "b, a")  # by the other one
     monkeypatch.setattr(under_torchrun, "_run", 6)
     with pytest.raises(ValueError, match=said):
         launch({worker: Role(serve) for worker in workers})

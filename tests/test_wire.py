@@ -1,5 +1,6 @@
 """The wire: the bytes of a run's own sockets, all of them and no others."""
 
+import socket
 import time
 
 import pytest
@@ -9,6 +10,8 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
+from cdopt_tutorial.probes import wire as probe
+from cdopt_tutorial.probes.wire import received_bytes
 from cdopt_tutorial.run import Role, Wire, WorkerError, launch, process_group, serve
 
 SERVING = Role(serve)
@@ -52,6 +55,17 @@ def send_late(other, num_bytes):
     send(other, num_bytes)
 
 
+def count_late():
+    """Serve, and count long after the others."""
+    count = probe.received_bytes
+
+    def late():
+        time.sleep(0.5)
+        return count()
+
+    probe.received_bytes = late
+
+
 def send_forth_and_back(other, num_bytes):
     """Send values to another worker and back, and their gradient, too."""
     values = torch.zeros(num_bytes // 4, requires_grad=True)
@@ -74,25 +88,46 @@ def count(first, second=SERVING, **options):
     return wire
 
 
-def test_all_is_counted_where_it_arrives():
-    sending = Role(send_all, ("second", ONCE, BACK, ADDED, LATE))
-    wire = count(sending, Role(sum_up, (1, ADDED)))
-    assert list(wire.received) == ["first", "second"]
-    # A gradient makes the way of the values in reverse. Of an all-reduce by a ring,
-    # each sends half of the tensor, and then half of the result.
-    expected = {"first": 2 * BACK + ADDED + LATE, "second": ONCE + 2 * BACK + ADDED}
-    for name, least in expected.items():
-        assert least < wire.received[name] < least + MESSAGES
-    assert wire.total == sum(wire.received.values())
+def test_what_has_come_is_counted_even_unread():
+    before = received_bytes()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as left,
+        server.accept()[0] as right,
+    ):
+        left.sendall(bytes(1000))
+        right.recv(1000, socket.MSG_WAITALL)
+        left.sendall(bytes(500))
+        right.recv(500, socket.MSG_WAITALL | socket.MSG_PEEK)
+        assert received_bytes() - before == 1500
 
 
-def test_a_role_may_outlive_the_others():
-    # Longer than a call may take: workers that are done wait without a limit.
-    wire = count(SERVING, Role(send_late, ("first", ONCE)), rpc_timeout=8)
-    assert ONCE < wire.received["first"] < ONCE + MESSAGES
+class TestRun:
+    def test_all_is_counted_where_it_arrives(self):
+        sending = Role(send_all, ("second", ONCE, BACK, ADDED, LATE))
+        wire = count(sending, Role(sum_up, (1, ADDED)))
+        assert list(wire.received) == ["first", "second"]
+        # A gradient makes the way of the values in reverse. Of an all-reduce by a ring,
+        # each sends half of the tensor, and then half of the result.
+        expected = {"first": 2 * BACK + ADDED + LATE, "second": ONCE + 2 * BACK + ADDED}
+        for name, least in expected.items():
+            assert least < wire.received[name] < least + MESSAGES
+        assert wire.total == sum(wire.received.values())
 
+    def test_a_role_may_outlive_the_others_and_who_counts_late_counts_no_more(self):
+        # Longer than a call may take: workers that are done wait without a limit.
+        soon = count(SERVING, Role(send_late, ("first", ONCE)), rpc_timeout=8)
+        assert ONCE < soon.received["first"] < ONCE + MESSAGES
+        # The second one sends messages as it leaves, while the first may still count.
+        after = count(Role(count_late), Role(send, ("first", ONCE)))
+        assert after.total == pytest.approx(soon.total, abs=50)
 
-def test_a_worker_that_fails_is_named():
-    # By then the other one waits for all to have counted.
-    with pytest.raises(WorkerError, match="first raised ArithmeticError"):
-        count(Role(roles.raise_error))
+    @pytest.mark.usefixtures("no_process_starts")
+    def test_polling_is_refused(self):
+        with pytest.raises(ValueError, match="polling is True, but must be False"):
+            launch({"first": SERVING}, polling=True, wire=Wire())
+
+    def test_a_worker_that_fails_is_named(self):
+        # By then the other one waits for all to have counted.
+        with pytest.raises(WorkerError, match="first raised ArithmeticError"):
+            count(Role(roles.raise_error))

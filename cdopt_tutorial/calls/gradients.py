@@ -6,6 +6,7 @@ the graph, and is called again for the backward pass.
 """
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -19,7 +20,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cdopt_tutorial.calls import network
-from cdopt_tutorial.calls.references import Reference, apply, begin, call_method
+from cdopt_tutorial.calls.references import (
+    Reference,
+    apply,
+    apply_async,
+    begin,
+    call_method,
+)
 
 Context = int | str | None  # of distributed autograd, of a cut, or of this process
 Where = tuple[str, str]  # a context of a cut, and the name of a call in it
@@ -90,7 +97,9 @@ def backward(context: Context, loss: Tensor) -> None:
     if not isinstance(context, int):
         loss.backward()
         return
-    part = _part.get() or _Part(context)  # torch refuses one that is over
+    part = _part.get()
+    if part is None:
+        raise RuntimeError("a backward pass needs the context of its calls around it")
     if part.open:
         raise RuntimeError(
             "a call of this context has failed or was not waited for: begin another one"
@@ -98,14 +107,15 @@ def backward(context: Context, loss: Tensor) -> None:
     if part.over:
         raise RuntimeError("a context is for one backward pass: add the losses")
     part.over = True
-    dist_autograd.backward(context, [loss, *part.zeros])
+    dist_autograd.backward(context, [loss, *part.zeros()])
 
 
 def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Tensor]:
     """A context's gradients, on their owner, of those parameters that have one."""
-    kept = _kept_gradients.get(context, {})
     if isinstance(context, int):
         kept = dist_autograd.get_gradients(context)
+    else:
+        kept = _kept_gradients.get(context, {})
     # In one process, and on the caller's side of a cut, they are in .grad.
     either = {p: kept.get(p, p.grad) for p in parameters}
     return {p: gradient for p, gradient in either.items() if gradient is not None}
@@ -138,22 +148,28 @@ class _Part:
     """What one thread has done in a context: here, or for a call from elsewhere."""
 
     context: int | str
-    # Of distributed autograd: losses of no element, which give each result a gradient,
-    # if only of 0, since torch waits for one; how many calls have not returned; whether
-    # there was a backward pass.
-    zeros: list[Tensor] = field(default_factory=list)
+    # Of distributed autograd: what calls returned, how many have not returned, and
+    # whether there was a backward pass.
+    results: list[Tensor] = field(default_factory=list)
     open: int = 0
     over: bool = False
     # Of a cut: modules that ran here, and calls whose graphs their owners still keep.
     modules: list[nn.Module] = field(default_factory=list)
     kept: dict[str, Reference] = field(default_factory=dict)
 
+    def zeros(self) -> list[Tensor]:
+        """Losses of no element, which give all results a gradient, if only of 0.
+
+        Distributed autograd waits for one of each result of an owner that it reaches.
+        """
+        return [result.flatten()[:0].sum() for result in self.results]
+
     def drop_rest(self) -> None:
         """Have owners forget their graphs, without waiting: they may be gone."""
         rest, self.kept = self.kept, {}
         for key, reference in rest.items():
             with suppress(Exception):
-                begin(reference, _drop, (self.context, key))
+                apply_async(reference, _drop, (self.context, key))
 
 
 @contextmanager
@@ -179,6 +195,7 @@ _anchor = torch.zeros((), requires_grad=True)
 # On an owner: a call's part, arguments and results; gradients by context.
 _kept_graphs: dict[Where, tuple[_Part, tuple, tuple[Tensor, ...]]] = {}
 _kept_gradients: dict[Context, dict[Tensor, Tensor]] = {}
+_adding = threading.Lock()
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -203,9 +220,10 @@ def _ask_recorded(
     wait = begin(reference, _record, method, part.context, args)
 
     def finish() -> Any:
-        result, zeros, still_open = wait()
-        part.zeros += [t.flatten()[:0].sum() for t in _tensors(result)] + zeros
+        result, zeros, still_open, over = wait()
+        part.results += _tensors(result) + zeros
         part.open += still_open - 1
+        part.over = part.over or over
         return result
 
     return finish
@@ -215,7 +233,7 @@ def _record(module: nn.Module, method, context: int, args: tuple) -> tuple:
     """Runs on the owner: the result, and what its own calls leave to the caller."""
     with _enter(context) as part:
         result = call_method(module, method, *args)
-        return result, part.zeros, part.open
+        return result, part.zeros(), part.open, part.over
 
 
 def _ask_cut(
@@ -230,11 +248,6 @@ def _ask_cut(
     return partial(_Cut.apply, part, key, wait, _anchor, *args)
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    """The same tensor without its graph."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
 class _Cut(torch.autograd.Function):
     """The caller's side of it."""
 
@@ -246,9 +259,15 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        reference = ctx.part.kept.pop(ctx.key)
+        reference = ctx.part.kept[ctx.key]
         of_args = apply(reference, _backward, (ctx.part.context, ctx.key), grads)
+        del ctx.part.kept[ctx.key]
         return None, None, None, None, *of_args
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same tensor without its graph."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _forward(module: nn.Module, method, where: Where, args: tuple) -> Any:
@@ -276,9 +295,10 @@ def _backward(module: nn.Module, where: Where, grads: tuple) -> list[Tensor | No
     finally:
         part.drop_rest()
     found = {i: g for i, g in zip(inputs, computed, strict=True) if g is not None}
-    kept = _kept_gradients.setdefault(where[0], {})
-    for parameter in parameters & found.keys():
-        kept[parameter] = kept.get(parameter, 0) + found[parameter]
+    with _adding:
+        kept = _kept_gradients.setdefault(where[0], {})
+        for parameter in parameters & found.keys():
+            kept[parameter] = kept.get(parameter, 0) + found[parameter]
     return [found.get(arg) if isinstance(arg, Tensor) else None for arg in args]
 
 

@@ -29,6 +29,8 @@ def run(name: str, arguments: list[str]) -> int:
     Returns 1 if a chapter failed; else 3 if `execute` finds that a figure moved.
     """
     flags = read_flags(name, Flags, arguments)
+    if name == "build" and flags.notebooks:
+        raise ValueError("build takes no notebooks: execute runs single chapters")
     check_writable(flags.json)
     book = project.this_project()
     book.device, book.short = pick_device(flags.device), flags.short

@@ -137,6 +137,8 @@ def rnn_job(rnn: Any, config: Any, flags: RNNFlags) -> Any:
     """The job, with its text and the checkpoint that it goes on from."""
     keep, start = flags.checkpoint, flags.resume
     check_writable(keep)
+    if keep is not None and keep == flags.json:
+        raise ValueError(f"--checkpoint and --json are both {str(keep)!r}")
     if keep is not None and keep.exists():
         rnn.checkpoint.load(keep)  # or what is no checkpoint would be lost
         start = keep if torchrun.restarts() else start

@@ -6,8 +6,6 @@ That is to assign and to reset a weight, and recurrent layers.
 import threading
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +17,8 @@ from cdopt_tutorial.constraints.sums import placed
 
 # ‖C(W)‖² of each W that this thread has mapped; None outside of `with_penalty`.
 distances = ContextVar[dict[Tensor, Tensor] | None]("distances", default=None)
+# The weights of the RNNs in whose passes this thread is, by id.
+_in_pass = ContextVar[dict[int, list[Tensor | None]] | None]("_in_pass", default=None)
 
 
 class Dissolved(nn.Module):
@@ -39,6 +39,10 @@ class Dissolved(nn.Module):
         if known is not None and (distance.requires_grad or not weight.requires_grad):
             known[weight] = distance
         return mapped
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The same memory, since what is feasible is mapped to itself."""
+        return weight.detach()
 
     def nearest(self, weight: Tensor, name: str) -> Tensor:
         """The nearest feasible weight, or a ValueError with a name for it."""
@@ -64,6 +68,10 @@ class Gathered(nn.Module):
         if whole.requires_grad:
             whole.register_hook(lambda grad: grad / size)
         return whole
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """As it is, since the other parametrization cuts it."""
+        return weight
 
 
 def penalties(weights: Collection[tuple[Tensor, Dissolved]]) -> list[Tensor]:
@@ -106,7 +114,7 @@ def extend_class(module: nn.Module, name: str) -> None:
     setattr(cls, name, property(read, lambda self, value: _assign(self, name, value)))
     for reset in ("reset_parameters", "_reset_parameters"):  # attention has the latter
         if hasattr(kind, reset):
-            setattr(cls, reset, _resetter(getattr(kind, reset)))
+            setattr(cls, reset, _resetter(kind, getattr(kind, reset)))
     if isinstance(module, nn.RNNBase):
         _extend_recurrent(cls, kind)
         _forget(module)
@@ -115,28 +123,37 @@ def extend_class(module: nn.Module, name: str) -> None:
 def _assign(module: nn.Module, name: str, value: Tensor) -> None:
     """Write the projection of a value into W."""
     listed = getattr(module.parametrizations, name)
-    shape, given = tuple(listed.original.shape), tuple(value.shape)
+    rule: Dissolved
+    weight, (rule, *others) = listed.original, listed
     what = f"{name!r} of {type(module).__name__.removeprefix('Parametrized')}"
-    if given != shape:
+    given = tuple(value.shape) if isinstance(value, Tensor) else type(value)
+    if given != (shape := tuple(weight.shape)):
         raise ValueError(f"{what} has shape {shape}, but what is assigned is {given}")
-    listed[0].write(value, listed.original, what)
+    if value.is_complex():
+        raise ValueError(f"{what} is real, but what is assigned is complex")
+    for other in reversed(others):
+        value = other.right_inverse(value)
+    rule.write(value, weight, what)
 
 
-def _resetter(reset: Callable[..., None]) -> Callable[..., None]:
-    """A layer's reset, which reads W in place of A(W), and then a projection."""
+def _resetter(kind: type[nn.Module], reset: Callable[..., None]) -> Callable[..., None]:
+    """A layer's reset, as of a plain one that has W itself, and then a projection."""
 
-    def reset_parameters(self: Any, *args: Any, **kwargs: Any) -> None:
-        lists = self.parametrizations.items()
-        lists = [(name, of) for name, of in lists if isinstance(of[0], Dissolved)]
-        for _, listed in lists:
-            vars(listed)["forward"] = partial(getattr, listed, "original")
-        try:
-            reset(self, *args, **kwargs)
-        finally:
-            for _, listed in lists:
-                vars(listed).pop("forward", None)
-        for name, listed in lists:
-            listed[0].write(listed.original, listed.original, repr(name))
+    def reset_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        plain, free = kind.__new__(kind), {}
+        vars(plain).update(vars(self))
+        lists = vars(self)["_modules"]["parametrizations"]
+        for name, listed in lists.items():
+            if isinstance(listed[0], Dissolved):
+                free[name] = listed.original
+            else:
+                vars(plain)[name] = getattr(self, name)
+        plain._parameters = free | self._parameters
+        reset(plain, *args, **kwargs)
+        for name, weight in free.items():
+            value = plain._parameters.pop(name)
+            lists[name][0].write(value, weight, repr(name))
+        vars(self).update((k, v) for k, v in vars(plain).items() if k in vars(self))
 
     return reset_parameters
 
@@ -147,19 +164,27 @@ def _extend_recurrent(cls: Any, kind: type[nn.RNNBase]) -> None:
     Torch's keeps a list of them, which each pass compares with the attributes.
     """
 
-    def check_input(self: Any, *inputs: Any) -> None:
-        if not torch.compiler.is_compiling():  # a W tells what the list is read for
-            weights = [next(self.parameters())]
-            self = SimpleNamespace(_flat_weights=weights, input_size=self.input_size)
-        kind.check_input(self, *inputs)
+    def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return kind.forward(self, *args, **kwargs)
+        outer = _in_pass.get() or {}
+        token = _in_pass.set(outer | {id(self): _flat_weights(self)})
+        try:
+            return kind.forward(self, *args, **kwargs)
+        finally:
+            _in_pass.reset(token)
 
-    def weights_of(self: Any) -> list[Tensor | None]:
-        return [getattr(self, name, None) for name in self._flat_weights_names]
-
-    cls.check_input = check_input
-    cls._flat_weights = property(weights_of, lambda self, _: None)
+    cls.forward = forward
+    cls._flat_weights = property(_flat_weights, lambda self, _: None)
     cls._init_flat_weights = _forget
     cls._update_flat_weights = lambda self: None
+
+
+def _flat_weights(rnn: nn.RNNBase) -> list[Tensor | None]:
+    if not torch.compiler.is_compiling():
+        if known := (_in_pass.get() or {}).get(id(rnn)):
+            return known
+    return [getattr(rnn, name, None) for name in rnn._flat_weights_names]
 
 
 def _forget(rnn: nn.RNNBase) -> None:

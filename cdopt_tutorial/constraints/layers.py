@@ -1,6 +1,7 @@
 """Constraint dissolving for the weights of any layer, as torch's parametrizations."""
 
-import math
+import sys
+from numbers import Real
 from typing import TypeVar
 
 import torch
@@ -30,9 +31,10 @@ def dissolve(
     does ``module.reset_parameters()``; otherwise the layer is as if parametrized by
     torch's ``register_parametrization``. Add :func:`~.measure.penalty` on W to the
     loss, ``penalty_param`` ‖C(W)‖²; the papers' β is twice that. Dissolve a shared
-    weight in each of its layers. A weight may be in shards, see :func:`~.sums.layout`:
-    call ``parallelize_module`` before, DDP, ``fully_shard`` and ``torch.compile`` after
-    this.
+    weight in each of its layers; its penalty counts once.
+
+    A weight may be in shards, see :func:`~.sums.layout`: call ``parallelize_module``
+    before, DDP, ``fully_shard`` and ``torch.compile`` after this.
 
     The manifold is "stiefel" (the short side orthonormal), "oblique" (rows of norm 1)
     or "sphere" (norm 1); for ``blocks`` and ``transpose`` see
@@ -74,12 +76,16 @@ def dissolve_recurrent(
 def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
     """A layer's weight, or a ValueError if it can't be dissolved."""
     kind = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"a {kind} is no layer: give a module of torch.nn")
     if is_under_fsdp(module):
         raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
     weight = dict(_parameters(module)).get(name)
     if weight is None:
         free = ", ".join(known for known, _ in _parameters(module)) or "none"
         raise ValueError(f"{kind} has no free parameter {name!r}: it has {free}")
+    if weight.untyped_storage().nbytes() < weight.nbytes:
+        raise ValueError(f"{name!r} of {kind} has elements that share memory")
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         if module.sparse:
             raise ValueError(f"{kind} has sparse=True, but a W has a dense gradient")
@@ -98,22 +104,23 @@ def _register(
     module: nn.Module, manifolds: dict[str, Manifold], penalty_param: float
 ) -> None:
     """Parametrize weights, each under all names that it has in this module."""
-    if isinstance(penalty_param, bool) or not 0 < penalty_param < math.inf:
+    number = isinstance(penalty_param, Real) and type(penalty_param) is not bool
+    if not number or not 0 < penalty_param < sys.float_info.max:
         raise ValueError(
             f"penalty_param is {penalty_param!r}, but must be above 0 and finite"
         )
     # A bag never reads its padding row.
     padding = module.padding_idx if isinstance(module, nn.Embedding) else None
-    starts = {}
+    rules, starts = {}, {}
     for name, manifold in manifolds.items():
-        rule = Dissolved(manifold, penalty_param, padding)
+        rules[name] = rule = Dissolved(manifold, float(penalty_param), padding)
         called = f"{name!r} of {type(module).__name__}"
-        starts[name] = rule, rule.nearest(getattr(module, name), called)
-    for name, (rule, start) in starts.items():
+        starts[name] = rule.nearest(getattr(module, name), called)
+    for name, rule in rules.items():
         if parametrize.is_parametrized(module, name):  # under another name
             continue
         weight = getattr(module, name)
-        weight.copy_(start)  # its memory may be shared
+        weight.copy_(starts[name])  # its memory may be shared
         for other, parameter in _parameters(module):
             if parameter is weight:
                 # Torch's check of a safe one would compute A(W) once more.

@@ -111,8 +111,8 @@ class Manifold(ABC):
         The padding row, if there is one, becomes exactly 0. A weight in shards is
         gathered: sums alone would square its small singular values, and lead to another
         point if it is far from the manifold. A weight without data, as on the meta
-        device, stays as it is. Raises ValueError if the weight is not finite, or the
-        padding row can't be 0.
+        device, stays as it is. Raises ValueError if the weight is not finite, the
+        padding row can't be 0, or the result is not feasible.
         """
         if has_no_data(weight):
             return weight.clone()
@@ -126,8 +126,11 @@ class Manifold(ABC):
             value = self.nearest_point(x).reshape(value.shape).contiguous()
             if padding is not None:
                 value[padding] = 0  # training would scale up what an SVD leaves
-                if not self._is_feasible(value, 100):
-                    raise ValueError(f"row {padding} of {name} is padding: can't be 0")
+            feasible = self._is_feasible(value, 100)
+            if padding is not None and not feasible:
+                raise ValueError(f"row {padding} of {name} is padding: can't be 0")
+            if not feasible:  # as where squares overflow
+                raise ValueError(f"{name} has no projection onto this manifold")
         return placed(value.to(weight.dtype), weight)
 
     def worst_length(self, weight: Tensor) -> float:
@@ -233,7 +236,7 @@ def manifold_of(
     its own. An oblique manifold has rows of norm 1, or columns with ``transpose``.
     Raises ValueError if the weight does not fit.
     """
-    if manifold not in MANIFOLDS:
+    if manifold not in list(MANIFOLDS):
         known = ", ".join(MANIFOLDS)
         raise ValueError(f"manifold is {manifold!r}, but must be one of {known}")
     shape = tuple(weight.shape)

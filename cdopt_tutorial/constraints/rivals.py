@@ -7,14 +7,19 @@ them back complete, and returns the moved part of X: so a step of many weights i
 one all-reduce.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.manifolds import Manifold, Stiefel, manifold_of
+from cdopt_tutorial.constraints.manifolds import (
+    Manifold,
+    Stiefel,
+    manifold_of,
+    squared_distances,
+)
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
 from cdopt_tutorial.constraints.sums import Sums, completed, placed
 
@@ -24,6 +29,7 @@ Rule = Generator[Part, Tensor, Tensor]
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
 FLOOR = 1e-6
+NEAR = 0.1  # of the manifold, in each direction: chapter 3's limit
 
 
 def nearest(x: Tensor, sums: Sums) -> Tensor:
@@ -114,6 +120,8 @@ def spel(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
 RULES: dict[str, Callable[..., Rule]] = {
     "muon": muon, "projected": projected, "landing": landing, "spel": spel,
 }  # fmt: skip
+#: Those that hold near the manifold only; the others move any weight.
+LOCAL = "landing", "spel"
 
 
 class Rival(optim.Optimizer):
@@ -122,19 +130,34 @@ class Rival(optim.Optimizer):
     Takes parameters or their groups, whose "blocks" is the number of Stiefel matrices
     in each weight (1 by default). Momentum is SGD's, taken of the gradient, so it needs
     no sum; Muon's is Nesterov's, and its steps are scaled to the size of Adam's, like
-    torch's ``match_rms_adamw``. Landing and SPEL move only weights near the manifold,
-    such as ``manifold_of("stiefel", weight).nearest(weight)``. Raises ValueError for an
-    unknown rule, and in a step for a weight that can't be on this manifold.
+    torch's ``match_rms_adamw``. Raises ValueError for an unknown rule or setting, a
+    number below 0, or a weight that can't be on this manifold, or is far from it and
+    moved by a rule of ``LOCAL``.
     """
 
     def __init__(
         self, rule: str, params: Iterable[Any], lr: float, momentum: float = 0.0
     ):
-        if rule not in RULES:
-            known = ", ".join(RULES)
-            raise ValueError(f"rule is {rule!r}, but must be one of {known}")
         settings = {"rule": rule, "blocks": 1, "lr": lr, "momentum": momentum}
         super().__init__(params, settings)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add weights, by the defaults where the group has nothing else."""
+        group = self.defaults | param_group
+        for name in param_group.keys() - {"params", *self.defaults}:
+            raise ValueError(f"{name} is no setting of a Rival's group")
+        if group["rule"] not in list(RULES):
+            known = ", ".join(RULES)
+            raise ValueError(f"rule is {group['rule']!r}, but must be one of {known}")
+        for name in ("lr", "momentum"):
+            if not group[name] >= 0:
+                raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
+        super().add_param_group(param_group)
+        try:
+            _check(self.param_groups[-1]["params"], group["rule"], group["blocks"])
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     # Torch says that a loss is a float.
     @torch.no_grad()
@@ -187,6 +210,22 @@ def finish(move: Generator[Part, Tensor, None], total: Tensor) -> None:
     """Move the weight of :func:`moving`, given the sum."""
     with suppress(StopIteration):
         move.send(total)
+
+
+@torch.no_grad()
+def _check(weights: Sequence[Tensor], rule: str, blocks: int) -> None:
+    """Raise ValueError if a rule can't move one of these, or not from where it is."""
+    manifolds = [manifold_of("stiefel", weight, blocks) for weight in weights]
+    if rule not in LOCAL:
+        return
+    pairs = zip(manifolds, (weight.double() for weight in weights), strict=True)
+    for weight, square in zip(weights, squared_distances(pairs), strict=True):
+        p = min(len(weight) // blocks, weight.shape[1:].numel())
+        if square.item() > NEAR**2 * blocks * p:
+            raise ValueError(
+                f"{rule} needs a start near the manifold, such as "
+                "manifold_of('stiefel', weight).nearest(weight)"
+            )
 
 
 @torch.no_grad()

@@ -105,6 +105,8 @@ def load_corpus(
     counts = Counter(sorted(train)).most_common()  # ties in alphabetical order
     known = (word for word, count in counts if count >= MIN_COUNT)
     vocabulary = Vocabulary((UNKNOWN, *known)[:max_vocab])
+    if len(vocabulary) < 2:
+        raise ValueError(f"corpus {str(path)!r}: no word to learn occurs twice")
     return Corpus(vocabulary, vocabulary.encode(train), vocabulary.encode(valid))
 
 

@@ -57,7 +57,11 @@ def load(keep: Path) -> Checkpoint:
     if not files:
         raise ValueError(f"{str(keep)!r} has no complete checkpoint")
     file = max(files, key=lambda file: int(file.parent.name.removeprefix("epoch-")))
-    return Checkpoint(**read(file), folder=file.parent)
+    content = read(file)
+    try:
+        return Checkpoint(**content, folder=file.parent)
+    except TypeError as error:
+        raise ValueError(f"{str(file)!r}: another program made it") from error
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -175,7 +176,8 @@ class Trainer:
             saved = load(job.resume)
             self.first_epoch = saved.epoch
             self.dense.load_state_dict(saved.dense["layer"])
-            self.optimizer.load_state_dict(saved.dense["optimizer"])
+            state = deepcopy(saved.dense["optimizer"])  # or it would map the file
+            self.optimizer.load_state_dict(state)
         self.constraints: Constraints | ColumnsOnServers | None = None
         if isinstance(table, ColumnsOnServers):
             self.constraints = table

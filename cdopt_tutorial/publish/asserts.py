@@ -13,7 +13,8 @@ def load_ipython_extension(shell: Any) -> None:
 def _show(shell: Any, kind: type, error: Exception, trace: Any, tb_offset=None) -> None:
     """Show the traceback; an assert without words says its values, or their begin."""
     if not error.args:
-        frames: list[Any] = [*FrameInfo.stack_data(trace)]
+        stack = FrameInfo.stack_data(trace)
+        frames: list[Any] = [each for each in stack if isinstance(each, FrameInfo)]
         parts = frames[-1].variables_in_executing_piece
         values = [f"{part.name} = {part.value!r}" for part in parts]
         error.args = (", ".join(values)[:500],)

@@ -3,6 +3,7 @@
 A result is a file in `_build/results`, whose name is a hash of all that decides it.
 """
 
+import atexit
 import hashlib
 import os
 import platform
@@ -32,6 +33,7 @@ from cdopt_tutorial.publish import asserts
 from cdopt_tutorial.publish.chapter import code_cells, read, read_chapter, shortened
 from cdopt_tutorial.publish.project import Project
 
+FAILED = ".failed.ipynb"  # beside a good run, if there is one
 CELL_TIMEOUT = 3600  # seconds after which one cell counts as hung
 # A reader's settings, such as PYTHONOPTIMIZE: no result may depend on them.
 _SETTINGS = re.compile("PYTHON(?!PATH)|IPYTHON|MPL|MATPLOTLIB")
@@ -79,8 +81,8 @@ def find_result(project: Project, notebook: NotebookNode) -> NotebookNode | None
     """
     versions = [notebook, *([shortened(notebook)] if project.short else [])]
     files = [result_file(project, version) for version in versions]
-    runs = [read(file) for file in files if file.exists()]
-    return min(runs, key=lambda run: "failed" in run.metadata, default=None)
+    files += [file.with_suffix(FAILED) for file in files]
+    return next((read(file) for file in files if file.exists()), None)
 
 
 def execute(
@@ -108,10 +110,10 @@ def execute(
         chapter = shortened(chapter) if project.short else chapter
         file = result_file(project, chapter)  # before the run, for its sources
         _run(name, chapter, variables)
+        if "failed" in chapter.metadata:  # beside a good run, if there is one
+            file = file.with_suffix(FAILED)
+            print(f"kept as far as it ran: {project.relative(file)}", file=sys.stderr)
         whole_file.write(file, nbformat.writes(chapter).encode())
-        if "failed" in chapter.metadata:
-            kept = project.relative(file)
-            print(f"kept as far as it ran: {kept}", file=sys.stderr)
         return chapter
 
     # In threads, or nbclient would handle the process's signals.
@@ -177,6 +179,8 @@ def _run_cells(notebook: NotebookNode, on_cell: Callable, variables: dict) -> No
         try:  # the parent of the kernel is this thread
             client.execute(env=env, preexec_fn=end_with_parent)
         finally:
+            # Which nbclient leaves there if the kernel does not start.
+            atexit.unregister(client._cleanup_kernel)
             _kill_all(folder)
 
 

@@ -37,7 +37,8 @@ FAILED = """````{danger}
 %s
 ~~~
 This chapter did not run through. What ran is shown below; a figure that was not reached
-reads (not measured), on every page. What the error means is said under
+reads (not measured), on every page. Once it is mended, `cdopt-tutorial execute` with
+its file runs it alone. What the error means is said under
 [When something goes wrong](/book/errors.md).
 ````"""
 
@@ -120,7 +121,8 @@ def _read_runs(project: Project) -> dict[str, Any]:
             runs["figures"][f"{number}-minutes"] = ran.metadata["seconds"] / 60
         figures = chapter.claimed(ran).items()  # and of them its own
         runs["figures"] |= {n: x for n, x in figures if n.startswith(f"{number}-")}
-        runs["moved"] |= reference.drift(path.stem, ran) or {}
+        moved = (reference.drift(path.stem, ran) or {}).items()
+        runs["moved"] |= {n: how for n, how in moved if n.startswith(f"{number}-")}
         (pages / "notebooks" / path.name).write_text(nbformat.writes(page), "utf-8")
     return runs | {"absent": reference.absent}
 

@@ -5,6 +5,7 @@ neither it nor the workers, and it lives in a network of its own (``fork_server`
 """
 
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -44,6 +45,7 @@ def server() -> Iterator[None]:
         forkserver.set_forkserver_preload(list(PRELOAD))
         resource_tracker.ensure_running()  # which would unblock the signal again
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.environ[scratch.VARIABLE] = scratch.folder()
         tempdir, spec = config.get("tempdir"), main.get("__spec__")  # pdb's has none
         config["tempdir"] = scratch.short(scratch.folder())  # for the server's socket
         # The name of a program, which multiprocessing does not import.
@@ -54,4 +56,14 @@ def server() -> Iterator[None]:
             yield
         finally:
             main["__spec__"] = spec
+            del os.environ[scratch.VARIABLE]
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _renew() -> None:
+    """In a forked child, whose parent may have been starting something."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)

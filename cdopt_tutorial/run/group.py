@@ -6,6 +6,7 @@ torch's own rendezvous has no useful timeout. ``_silent`` finds whom others wait
 """
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -47,17 +48,26 @@ class _Worker:
     # How much it waits for others: below 2 it keeps them waiting, or does not answer.
     waiting: int = 0
     done: tuple = ()
+    unread: bytearray = field(default_factory=bytearray)  # of a message
 
     @property
     def settled(self) -> bool:
         return self.phase in ("done", "failed")
 
-    def messages(self) -> list[tuple]:
-        """Some of those that have come; none if its process has ended."""
-        come: list[tuple] = []
-        with suppress(EOFError, OSError):
-            while self.control.poll() and len(come) < 100:
-                come.append(self.control.recv())
+    def messages(self) -> list[tuple] | None:
+        """Those that have come since the last call; None if no more can come."""
+        part = b""
+        with suppress(OSError):
+            # ``Connection.recv`` would wait for the rest from one that was stopped.
+            if self.control.poll():
+                part = os.read(self.control.fileno(), 2**20)
+        if not part:
+            return None
+        self.unread += part
+        come = []
+        while len(self.unread) >= (end := 8 + int.from_bytes(self.unread[:8], "big")):
+            come.append(pickle.loads(self.unread[8:end]))
+            del self.unread[:end]
         return come
 
 
@@ -114,8 +124,10 @@ class Group:
 
     def _start(self) -> None:
         for rank, (name, role) in enumerate(self._packed.items()):
+            # A pipe would hold us up if the worker is stopped before it reads.
+            self._settings.file(name, "role").write_bytes(role)
             ours, theirs = Pipe()
-            args = self._settings, name, rank, role, theirs
+            args = self._settings, name, rank, theirs
             process = self._process(target=worker.main, args=args, name=name)
             with theirs:  # or ours would not see that the worker's is closed
                 try:
@@ -135,10 +147,11 @@ class Group:
                 senders |= {each.control: each, each.process.sentinel: each}
         ready = wait(list(senders), timeout)
         for each in dict.fromkeys(senders[end] for end in ready):
-            for message in (messages := each.messages()):
-                self._handle(each, *message)
-            if not messages:
+            messages = each.messages()
+            if messages is None:  # its process has ended
                 self._note_death(each)
+            for message in messages or ():
+                self._handle(each, *message)
 
     def _handle(self, each: _Worker, kind: str, name: str, *content: Any) -> None:
         """Handle a message of a worker, or of one of Ray's that it hands on."""
@@ -230,7 +243,7 @@ class Group:
     def _log(self, each: _Worker) -> str:
         """The end of what the worker's C++ libraries wrote."""
         with suppress(OSError):
-            log = self._settings.log(each.name).read_text(errors="replace")
+            log = self._settings.file(each.name, "log").read_text(errors="replace")
             return "\n".join(log.splitlines()[-80:])
         return ""
 
@@ -278,7 +291,7 @@ class Group:
             each.process.close()
             each.phase = "failed"  # what it has still sent counts only if it is text
             with each.control:
-                while messages := each.messages():
+                while (messages := each.messages()) is not None:
                     for message in messages:
                         self._handle(each, *message)
         for name, stream in [key for key, rest in self._printed.items() if rest]:

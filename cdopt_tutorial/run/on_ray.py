@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -83,14 +84,18 @@ def play(
     return {name: (result, None, None) for name, result in results.items()}
 
 
+_guard: subprocess.Popen | None = None
+
+
 def _start(address: str | None, folder: str, workers: int) -> None:
     """Attached to the driver: start a cluster of this host, or join an existing one."""
     import ray
 
-    # It kills this process's group as soon as this one ends, which keeps the other end
-    # of its pipe. Else Ray's agents would stay a minute.
+    global _guard
+    # It kills this process's group as soon as this one, which has the other end of its
+    # pipe, ends. Else Ray's agents would stay a minute.
     command = ["sh", "-c", 'read _; kill -9 "-$0"', str(os.getpgid(0))]
-    subprocess.Popen(command, stdin=os.pipe()[0], start_new_session=True)
+    _guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     # What Ray prints goes into the log, which a failure shows.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
@@ -118,25 +123,27 @@ def _drive(settings: Settings, packed: Mapping[str, bytes]) -> dict[str, bytes]:
     options = {"num_cpus": 1, "max_concurrency": 2 * len(packed) + 4}
     kind = ray.remote(RayWorker).options(**options)
     actors: dict[str, Any] = {n: kind.remote(n, settings) for n in packed}
-    joins = {actors[name].join.remote(packed[name]): name for name in packed}
-    limit = settings.join_deadline
-    _, late = ray.wait(list(joins), num_returns=len(joins), timeout=limit)
-    if late:
-        reason = f"missed the deadline of {limit:g} s to join"
-        raise errors.WorkerError(joins[late[0]], reason)
-    results = _follow(actors)
+    streams = {actors[name].play.remote(packed[name]): name for name in packed}
+    results = _follow(actors, streams, settings.join_deadline)
     ray.shutdown()
     return results
 
 
-def _follow(actors: Mapping[str, Any]) -> dict[str, bytes]:
-    """Have all play, and hand on what each of them says, until all have ended."""
+def _follow(
+    actors: Mapping[str, Any], streams: dict[Any, str], join_deadline: float
+) -> dict[str, bytes]:
+    """Hand on the messages of each worker's stream, until all have ended."""
     import ray
 
-    streams = {actor.play.remote(actors): name for name, actor in actors.items()}
+    limit, joined = time.monotonic() + join_deadline, set[str]()
     results: dict[str, bytes] = {}
     while streams:
-        ready, _ = ray.wait(list(streams))
+        late = [name for name in actors if name not in joined]
+        left = max(0.0, limit - time.monotonic()) if late else None
+        ready, _ = ray.wait(list(streams), timeout=left)
+        if not ready:
+            reason = f"missed the deadline of {join_deadline:g} s to join"
+            raise errors.WorkerError(late[0], reason)
         messages: Any = ready[0]
         name = streams.pop(messages)
         with _named(name, "ray"):
@@ -145,6 +152,11 @@ def _follow(actors: Mapping[str, Any]) -> dict[str, bytes]:
             continue
         streams[messages] = name  # behind the others
         match message:
+            case "joined", _:
+                joined.add(name)
+                if len(joined) == len(actors):
+                    for actor in actors.values():
+                        actor.meet.remote(actors)
             case "result", _, result:
                 results[name] = result
                 if len(results) == len(actors):
@@ -168,20 +180,19 @@ class RayWorker(network.Network):
         super().__init__()
         self._name, self._settings = name, settings
         self._messages: queue.SimpleQueue = queue.SimpleQueue()
-        self._joined, self._begun = threading.Event(), threading.Event()
+        self._begun = threading.Event()
         self._send = lambda *message: self._messages.put(message)
 
-    def join(self, packed: bytes) -> None:
-        """Return once the role is loaded, or has failed."""
+    def play(self, packed: bytes) -> Iterator[tuple]:
+        """Play the role; what this worker says, until it is told to `end`."""
         threading.Thread(target=self._run, args=(packed,), daemon=True).start()
-        self._joined.wait()
-
-    def play(self, actors: Mapping[str, Any]) -> Iterator[tuple]:
-        """Play the role, and call these; what this worker says, until `end`."""
-        self._actors = actors
-        self._begun.set()
         while message := self._messages.get():
             yield message
+
+    def meet(self, actors: Mapping[str, Any]) -> None:
+        """All have joined: call these from now on, and play the role."""
+        self._actors = actors
+        self._begun.set()
 
     def end(self) -> None:
         """No more messages are wanted than those so far."""
@@ -228,13 +239,12 @@ class RayWorker(network.Network):
         worker.print_to(self._name, self._send)
         try:
             role = worker.load(self._settings, packed)
-            self._joined.set()
+            self._send("joined", self._name)
             self._begun.wait()
             returned = role.function(*role.args)
             self._send("result", self._name, pickle.dumps(returned))
         except BaseException as error:
             self._send("failed", self._name, errors.describe(self._name, error))
-            self._joined.set()
 
     def _open_store(self, _: int) -> dist.Store:
         """A store that the run's first worker keeps."""

@@ -22,6 +22,8 @@ def share(
     results. Options and errors are those of ``launch``, but there is no
     deadline unless one is given: jobs wait for nobody, and a busy machine may be slow.
     """
+    if num_workers < 1:
+        raise ValueError(f"num_workers is {num_workers}, but must be at least 1")
     numbered = list(enumerate(jobs))
     roles = {
         f"worker{rank}": Role(_run_each, (function, numbered[rank::num_workers]))

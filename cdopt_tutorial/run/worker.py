@@ -76,21 +76,23 @@ class Settings:
     init_method: str = ""  # the address at which the workers' group forms
     interface: str = "lo"  # the network device that workers listen on
 
-    def log(self, worker: str) -> Path:
-        """The file to which a worker's libraries write."""
-        return Path(self.folder, f"{worker}.log")
+    def file(self, worker: str, kind: str) -> Path:
+        """A worker's file: its "role", or the "log" of its libraries."""
+        return Path(self.folder, f"{worker}.{kind}")
 
 
 def sender(to: Connection) -> Send:
-    """How a worker sends to its parent, in any thread."""
+    """How a worker sends to its parent, in any thread; a message follows its length."""
     lock = threading.RLock()
 
     def send(*message: Any) -> None:
         # With multiprocessing's own pickler, torch would pass tensors as file
         # descriptors, which die with the sender.
         content = pickle.dumps(message)
+        rest = memoryview(len(content).to_bytes(8, "big") + content)
         with lock:
-            to.send_bytes(content)
+            while rest:
+                rest = rest[os.write(to.fileno(), rest) :]
 
     return send
 
@@ -187,9 +189,7 @@ def prepare(attach: Callable[[], None] | None, role: Role) -> Role:
     return role
 
 
-def main(
-    settings: Settings, name: str, rank: int, packed: bytes, connection: Connection
-) -> None:
+def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
     send = sender(connection)
     _leave_with_parent(connection, partial(send, "busy", name))
@@ -202,7 +202,7 @@ def main(
     for kind, limits in settings.limits.items():
         resource.setrlimit(kind, limits)
     try:
-        log = open(settings.log(name), "w")
+        log = open(settings.file(name, "log"), "w")
         folder = scratch.short(settings.folder)
     except FileNotFoundError:  # the parent is ending, and its folder is gone
         os._exit(1)
@@ -214,6 +214,7 @@ def main(
     enter(name, send, lambda size: dist.FileStore(members, size), settings)
     settings = replace(settings, init_method=f"file://{folder}/rendezvous")
     try:
+        packed = settings.file(name, "role").read_bytes()
         role, phase = partial(load, settings, packed), partial(send, "phase", name)
         send("result", name, *take_part(settings, name, rank, role, phase))
     except BaseException as error:  # the parent decides what becomes of it
