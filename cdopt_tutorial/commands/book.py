@@ -24,10 +24,7 @@ class Flags:
 
 
 def run(name: str, arguments: list[str]) -> int:
-    """Run chapters and, to build the book, render all pages.
-
-    Returns 1 if a chapter failed; else 3 if `execute` finds that a figure moved.
-    """
+    """Run chapters and, to build the book, render all pages; see :func:`.cli.main`."""
     flags = read_flags(name, Flags, arguments)
     if name == "build" and flags.notebooks:
         raise ValueError("build takes no notebooks: execute runs single chapters")
