@@ -23,7 +23,7 @@ from cdopt_tutorial.constraints.manifolds import (
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
 from cdopt_tutorial.constraints.sums import Sums, completed, placed
 
-#: What :func:`~.sums.completed` takes.
+# What ``sums.completed`` takes.
 Part = tuple[Tensor, Sums, tuple[int, ...]]
 Rule = Generator[Part, Tensor, Tensor]
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps

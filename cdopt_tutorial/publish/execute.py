@@ -44,7 +44,7 @@ _SYSTEMS = "dissolving hybrid parameter_server reinforce rollouts sharding".spli
 _KINDS = ".py", ".json", ".mplstyle", ".svg"
 # What a system imports, and the systems of commands that have other names.
 _IMPLIED = {"rollouts": "reinforce", "rnn": "parameter_server", "shard": "sharding"}
-#: Has a process that was just forked killed when its parent ends.
+# Has a process that was just forked killed when its parent ends.
 end_with_parent = partial(_prctl_pr_set_pdeathsig, signal.SIGKILL)
 
 
