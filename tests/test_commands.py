@@ -26,6 +26,12 @@ def system_of(name):
     return system, getattr(system, SYSTEMS[name].config)
 
 
+def test_without_a_command_all_are_listed(capsys):
+    assert cli.main([]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said and COMMANDS[name] in said for name in COMMANDS)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_explains_each_flag(name, capsys):
     with pytest.raises(SystemExit) as caught:
