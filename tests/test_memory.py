@@ -50,7 +50,9 @@ def test_gradient_norms_are_those_of_the_rest_of_the_sequence(name):
 
 
 def test_the_gradients_of_a_seed_repeat_and_begin_with_a_unit_vector():
-    found, again = (memory.flows(seeds, hidden=8) for seeds in ((1, 2), (2,)))
+    found = memory.flows((1, 2), hidden=8)
+    torch.manual_seed(9)  # of no use to them
+    again = memory.flows((2,), hidden=8)
     assert again == {name: runs[1:] for name, runs in found.items()}
     assert all(norms[-1] == pytest.approx(1) for of in found.values() for norms in of)
 
