@@ -166,7 +166,10 @@ class TestCheckpoint:
         (tmp_path / "epoch-2").rename(tmp_path / "epoch-10")
         (tmp_path / "epoch-11").mkdir()  # its servers had saved, the trainers had not
         folder = load(tmp_path).folder
-        assert folder.name == "epoch-10"
+        assert folder.name == "epoch-10" and load(folder).folder == folder
+        (tmp_path / "epoch-x").mkdir()  # another program's
+        (tmp_path / "epoch-x/trainers.pt").touch()
+        assert load(tmp_path).folder == folder
         for name, value in (("embedding", 2), ("seed", 2), ("lr", 1.0)):
             other = replace(job, config=replace(EXACT, **{name: value}))
             assert_refused(other, f"has {name} {getattr(EXACT, name)}, but {value} was")

@@ -52,8 +52,11 @@ def complete(folder: Path, **content: Any) -> None:
 
 
 def load(keep: Path) -> Checkpoint:
-    """The latest complete checkpoint of a run; ValueError, in one line, if none."""
-    files = list(keep.glob("epoch-*/trainers.pt"))
+    """A run's latest complete checkpoint, or that in a folder of its own.
+
+    A ValueError, in one line, if there is none.
+    """
+    files = [*keep.glob("epoch-[0-9]*/trainers.pt"), *keep.glob("trainers.pt")]
     if not files:
         raise ValueError(f"{str(keep)!r} has no complete checkpoint")
     file = max(files, key=lambda file: int(file.parent.name.removeprefix("epoch-")))

@@ -354,12 +354,12 @@ def checked(job: Job) -> Job:
         )
     if job.begin:
         check_begin(job.begin, first_weights(job))
+    resume = None
     if job.resume is not None:
-        load(job.resume).fits(job)
-    keep, resume = job.keep, job.resume
-    return replace(
-        job, keep=keep and keep.absolute(), resume=resume and resume.absolute()
-    )
+        saved = load(job.resume.absolute())
+        saved.fits(job)
+        resume = saved.folder  # this one for all, even if a later one comes
+    return replace(job, keep=job.keep and job.keep.absolute(), resume=resume)
 
 
 def run(job: Job, **options: Any) -> Result:

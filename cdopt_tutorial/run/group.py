@@ -135,7 +135,8 @@ class Group:
                 except (EOFError, ConnectionError):
                     what = "could not be started: what starts workers ended, see stderr"
                     raise WorkerError(name, what) from None
-            pid = process.pid or 0  # it has one
+            assert process.pid is not None  # it has started
+            pid = process.pid
             made = _Worker(name=name, process=process, pid=pid, control=ours)
             self._workers.append(made)
 

@@ -80,7 +80,8 @@ def launch(
     """
     folder = os.readlink("/proc/self/cwd")
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"the working folder is gone: {folder}")
+        gone = folder.removesuffix(" (deleted)")
+        raise FileNotFoundError(f"the working folder is gone: {gone}")
     settings = Settings(
         world_size=len(roles),
         deadline=deadline,
