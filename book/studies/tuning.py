@@ -17,6 +17,7 @@ from runs import keep, write
 from study import Study
 
 FIRST = (-8, 0), (-7, 0), (-6, 0)  # rates of 0.002, 0.005 and 0.01, see `climb.setting`
+RATES = BESIDE[:2]  # the next ones; no scale is tuned here
 SCHEDULES = ("cosine", 100), ("none", 100), ("cosine", 0)  # decay, and warm-up
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 NAMES = "kind", "lr", "decay", "warm_up"
@@ -27,9 +28,10 @@ Train = Callable[[Sequence[Setting], Sequence[int]], dict[Setting, list[dict]]]
 
 def compare(study: Study, options: argparse.Namespace) -> None:
     """Tune each kind's rate, decay and warm-up, train it with each seed, and write."""
-    few, runs = None, []
+    few, beside, runs = None, RATES, []
     if options.smoke:
-        few, study = 1, replace(study, kinds=["Stiefel"], steps=2, every=2)
+        few, beside = 1, ()
+        study = replace(study, kinds=["Stiefel"], steps=2, every=2)
     same = {"steps": study.steps, "device": options.device}
 
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
@@ -42,7 +44,7 @@ def compare(study: Study, options: argparse.Namespace) -> None:
         each = iter(found)
         return {how: list(islice(each, len(seeds))) for how in settings}
 
-    chosen = tune(train, study.kinds, TUNING_SEEDS[:few])
+    chosen = tune(train, study.kinds, TUNING_SEEDS[:few], beside)
     train(chosen, SEEDS[:few])
     for run in runs:
         del run["device"]
@@ -53,7 +55,12 @@ def compare(study: Study, options: argparse.Namespace) -> None:
     write(options.out, chosen=chosen, tuned=tuned, runs=reported)
 
 
-def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setting]:
+def tune(
+    train: Train,
+    kinds: Sequence[str],
+    seeds: Sequence[int],
+    beside: Sequence[Cell] = RATES,
+) -> list[Setting]:
     """Each kind's setting with the least loss of the tuning text."""
     losses: dict[Setting, float] = {}
 
@@ -70,6 +77,6 @@ def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setti
     def best(kind: str) -> Setting:
         return min((of for of in losses if of[0] == kind), key=losses.get)
 
-    climb(score, kinds, FIRST, BESIDE[:2])  # rates alone
+    climb(score, kinds, FIRST, beside)
     try_all([(*best(kind)[:2], *how) for kind, how in product(kinds, SCHEDULES[1:])])
     return [best(kind) for kind in kinds]
