@@ -7,7 +7,10 @@ import functools
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from multiprocessing import util
+
+import psutil
 
 VARIABLE = "CDOPT_TUTORIAL_SCRATCH"  # names what a fork server removes at its end
 
@@ -27,9 +30,18 @@ def short(folder: str) -> str:
     return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
+def end_all(folder: str) -> None:
+    """Kill what has its temporary files there, also in sessions of its own."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            if process.environ().get("TMPDIR", "").startswith(folder):
+                process.kill()
+
+
 def remove() -> None:
     """Remove it, if this process, which is about to end, has made it."""
     if folder.cache_info().currsize:
+        end_all(folder())
         shutil.rmtree(folder(), ignore_errors=True)
 
 

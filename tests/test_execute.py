@@ -18,7 +18,13 @@ from running import Script, wait_for_end
 
 from cdopt_tutorial.commands.train import SYSTEMS
 from cdopt_tutorial.publish import execute as module
-from cdopt_tutorial.publish.chapter import code_cells, read, read_chapter, with_outputs
+from cdopt_tutorial.publish.chapter import (
+    code_cells,
+    programs,
+    read,
+    read_chapter,
+    with_outputs,
+)
 from cdopt_tutorial.publish.execute import find_result, result_file, used_files
 from cdopt_tutorial.publish.project import Project
 
@@ -153,7 +159,8 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(
         own.write_text("own = {}\n")
     for name in "IPYTHONDIR", "JUPYTER_PATH":
         monkeypatch.setenv(name, str(tmp_path / "own"))
-    for name in "PYTHONOPTIMIZE", "PYTHONWARNINGS", "MPLBACKEND", "MPLCONFIGDIR":
+    settings = "PYTHONOPTIMIZE PYTHONWARNINGS MPLBACKEND MPLCONFIGDIR RAY_ADDRESS"
+    for name in settings.split():
         monkeypatch.setenv(name, "1")
     code = "print('so far')", "y = 0\n1 / y", "print('never')"
     bad = write_chapter(book, *code, name="01_bad")
@@ -161,7 +168,7 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(
         book,
         "import os, sys; print(sys.executable)",
         "open('left.txt', 'w').close(); print(os.environ['CDOPT_TUTORIAL_DEVICE'])",
-        "!env | grep -E '^(PYTHON(OPT|WARN)|MPL.*=1)'",
+        "!env | grep -E '^(PYTHON(OPT|WARN)|MPL.*=1|RAY)'",
         "print('own' in globals())",
         name="02_good",
     )
@@ -242,6 +249,12 @@ def test_a_notebook_of_an_older_format_is_read_without_its_outputs(book):
     path.write_text(nbformat.writes(notebook))
     page = with_outputs(read_chapter(path), read_chapter(path))
     assert printed(page) == "" and "Download bare_a.py" in page.cells[-1].source
+
+
+@pytest.mark.parametrize("code", ["", "x = 1", "%%writefile a/b.py\n1"])
+def test_a_cell_tagged_bare_that_writes_no_program_has_no_link(code):
+    cell = new_code_cell(code, metadata={"tags": ["bare"]})
+    assert programs(new_notebook(cells=[cell])) == {}
 
 
 def test_whoever_kills_it_leaves_no_kernel(book, tmp_path, monkeypatch):

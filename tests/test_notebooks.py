@@ -80,28 +80,32 @@ def test_shows_no_error_that_its_cell_does_not_announce(path, project):
 @every_chapter
 def test_has_the_form_of_every_chapter(path):
     chapter, cells = read_chapter(path), read(path).cells
-    assert read(path).metadata.kernelspec.name == "python3"
-    (cell,) = (c for c in code_cells(path) if tagged(c, "parameters"))
-    names = {*re.findall(r"^(\w+)(?:: .+?)? = ", cell.source, re.MULTILINE)}
+    kernel = read(path).metadata.get("kernelspec", {}).get("name")
+    assert kernel == "python3", "name of the kernel"
+    tags = [c.source for c in code_cells(path) if tagged(c, "parameters")]
+    assert len(tags) == 1, "one cell is tagged `parameters`"
+    names = {*re.findall(r"^(\w+)(?:: .+?)? = ", tags[0], re.MULTILINE)}
     short = chapter.metadata.get("cdopt_tutorial", {}).get("short")
     assert short, "it needs a short profile"
     assert short.keys() <= names, "parameters of its short profile"
-    (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
-    assert exercises - 1 in CELLS
+    exercises = [i for i, cell in enumerate(cells) if "## Exercises" in cell.source]
+    assert len(exercises) == 1, "one cell has the heading Exercises"
+    assert exercises[0] - 1 in CELLS, f"cells before the exercises: {CELLS}"
     code = "\n".join(cell.source for cell in code_cells(path))
     names = {*re.findall(r"""["'](\d\d)-""", code)}
     assert names == {path.stem[:2]}, "names of figures"
     cell, shared = code_cells(path)[0], code_cells(CHAPTERS[0])[0]
     assert "import cdopt_tutorial" not in shared.source
     assert len(shared.source.splitlines()) <= INSTALL_LINES
-    assert cell.source == shared.source
+    assert cell.source == shared.source, "the first cell is that of chapter 1"
     assert cell.metadata == shared.metadata == {"tags": ["remove-cell"]}
 
 
 @every_chapter
 def test_code_cells_are_empty_short_and_narrow(path):
     for cell in code_cells(path):
-        assert (cell.outputs, cell.execution_count) == ([], None)
+        clean = (cell.outputs, cell.execution_count) == ([], None)
+        assert clean, f"saved with outputs: {cell.source}"
         lines = cell.source.splitlines()
         if not tagged(cell, "bare"):  # a whole program may be longer
             assert 1 <= len(lines) <= LINES, cell.source
@@ -128,12 +132,15 @@ def test_each_question_is_asked_before_its_answer_is_measured(path):
     for cell in read(path).cells:
         if cell.cell_type == "code":
             names = re.findall(r'show\.guess\(\s*"([^"]+)"', cell.source)
-            assert all(name.startswith(f"{path.stem[:2]}-guess-") for name in names)
+            form = re.compile(rf"{path.stem[:2]}-guess-[\w-]+")
+            assert all(map(form.fullmatch, names)), names
             turns += ["answer"] * len(names)
         else:
             questions = re.findall(r"(?:\A|\n\n)\*\*Predict:", cell.source)
             turns += ["question"] * len(questions)
-    assert turns == ["question", "answer"] * (len(turns) // 2) and len(turns) >= 4
+    asked = "**Predict:** and show.guess take turns, twice at least"
+    pairs = len(turns) // 2
+    assert turns == ["question", "answer"] * pairs and pairs >= 2, asked
 
 
 @every_chapter
@@ -150,7 +157,8 @@ def test_every_solution_asserts_its_claim(path):
                 exercises.append(name)
             elif label:
                 solutions[label] = []
-    assert exercises and list(solutions) == exercises
+    asked = "exercises, and a solution to each, in their order"
+    assert exercises and list(solutions) == exercises, asked
     for label, sources in solutions.items():
         # What a cell writes to a file asserts nothing on the page.
         nodes = [node for source in sources for node in ast.walk(parsed(source))]

@@ -53,7 +53,13 @@ def words(book: Project, page: str) -> str:
 
 # A file of the book, and what is appended to it.
 UNREADABLE = {
-    "_toc.yml": ["\t- x", "a: [", "key: 1", "- file: notebooks/01_a"],
+    "_toc.yml": [
+        "\t- x",
+        "a: [",
+        "key: 1",
+        "- file: notebooks/01_a",
+        "- file: notebooks/03_c",
+    ],
     "_config.yml": ["a: [", "titel: A book", "html: {favicn: x.svg}", "sphinx:"],
 }
 
@@ -125,6 +131,7 @@ WRONG = {
     "{glue:text}`02-none`": "figure 02-none",
     "{glue:text}`01-w`": "figure 01-w",  # a chapter's names begin with its number
     "{glue:text}`02-y:.1f`": "figure 02-y:.1f",
+    "{glue:text}`02-big:.1f`": "figure 02-big:.1f",
     "[](nowhere.md)": "nowhere",
     "{py:func}`nothing.of_the_sort`": "nothing.of_the_sort",
 }
@@ -132,7 +139,7 @@ WRONG = {
 
 def test_a_page_that_is_not_clean_is_a_failure(book, capfd):
     code = GLUE.format("02-y", "a text"), GLUE.format("01-w", 1)
-    write_chapter(book, *code, name="02_b")
+    write_chapter(book, *code, GLUE.format("02-big", 10**400), name="02_b")
     with (book.root / "book/index.md").open("a") as file:
         file.write("\n".join(["", *WRONG, ""]))
     assert main(["build"]) == 1
@@ -144,6 +151,7 @@ def test_a_page_that_is_not_clean_is_a_failure(book, capfd):
     for words in WRONG.values():
         assert sum(words in line for line in said) == 1
     assert len(said) == len(WRONG)
+    assert (book.html / "notebooks/02_b.html").is_file()
 
 
 def test_a_chapter_that_has_never_run_has_its_page(book):

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 from books import smallest_book, write_chapter
 from hosts import PATIENCE, wait_until
@@ -67,9 +68,9 @@ class TestCommand:
     def book(self, tmp_path):
         return smallest_book(tmp_path / "a book")
 
-    def end(self, process, number, place):
+    def end(self, process, number, place, *others):
         """Stop it: it ends with one line and the right code, and leaves nothing."""
-        below = process.below()
+        below = [*process.below(), *others]
         process.send_signal(number)
         error = process.communicate(timeout=PATIENCE)[1]
         assert error == f"cdopt-tutorial: {STOPS[number]}\n"
@@ -79,12 +80,15 @@ class TestCommand:
 
     def test_that_runs_a_chapter(self, book, place, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        write_chapter(book, LAUNCH, "launch(both)")
+        file = book.root / "pid"
+        daemon = f"%%bash\nsetsid sleep {LONG} > /dev/null 2>&1 &\necho $! > '{file}'"
+        write_chapter(book, daemon, LAUNCH, "launch(both)")
         code = COMMAND.format(root=str(book.root), args="execute")
         with Script(code, place) as process:
-            process.wait_for("[2/2]")
+            process.wait_for("[3/3]")
             wait_until(lambda: {"a", "b"} <= process.named().keys())
-            self.end(process, signal.SIGHUP, place)
+            daemon = psutil.Process(int(file.read_text()))
+            self.end(process, signal.SIGHUP, place, daemon)
         assert not list(book.build.rglob("*.ipynb"))
 
     def test_that_renders(self, book, place):

@@ -14,13 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
 import nbformat
-import psutil
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -36,7 +34,9 @@ from cdopt_tutorial.publish.project import Project
 FAILED = ".failed.ipynb"  # beside a good run, if there is one
 CELL_TIMEOUT = 3600  # seconds after which one cell counts as hung
 # A reader's settings, such as PYTHONOPTIMIZE: no result may depend on them.
-_SETTINGS = re.compile("PYTHON(?!PATH)|IPYTHON|MPL|MATPLOTLIB")
+_SETTINGS = re.compile(
+    "PYTHON(?!PATH)|IPYTHON|MPL|MATPLOTLIB|RAY_|PYTORCH_JIT|TORCHDYNAMO_|TORCH_COMPILE_"
+)
 # Libraries whose versions decide a result; without Ray chapter 7 differs.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
 # Folders of systems, which the others may not import.
@@ -181,12 +181,4 @@ def _run_cells(notebook: NotebookNode, on_cell: Callable, variables: dict) -> No
         finally:
             # Which nbclient leaves there if the kernel does not start.
             atexit.unregister(client._cleanup_kernel)
-            _kill_all(folder)
-
-
-def _kill_all(folder: str) -> None:
-    """Kill what a kernel has started and left, also in sessions of its own."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or is another user's
-            if process.environ().get("TMPDIR") == folder:
-                process.kill()
+            scratch.end_all(folder)  # what the kernel has started and left

@@ -50,7 +50,9 @@ def read_config(project: Project) -> dict[str, Any]:
     """
     file = "_toc.yml"
     try:
-        parse_toc_yaml(project.root / file)
+        for page in parse_toc_yaml(project.root / file):
+            if not list(project.root.glob(f"{page}.*")):
+                raise ValueError(f"there is no {page}")
         file = "_config.yml"
         config = yaml.safe_load((project.root / file).read_text("utf-8"))
         sphinx, published = config["sphinx"]["config"], config.pop("published", {})
@@ -147,7 +149,7 @@ class Quote(SphinxRole):
         if name in runs["figures"]:
             try:
                 text = format(runs["figures"][name], spec)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 warn("figure %s: %s", self.text, error, location=at)
         elif not (name in runs["absent"] or runs["failed"]):
             warn("no chapter has a figure %s", name, location=at)
