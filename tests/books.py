@@ -88,7 +88,7 @@ def write_contents(project: Project, config: dict, *others: str) -> None:
     (project.root / "_config.yml").write_text(yaml.safe_dump(config))
     toc = {"format": "jb-book", "root": "book/index"}
     toc["chapters"] = [{"file": file} for file in ("notebooks/01_a", *others)]
-    (project.root / "_toc.yml").write_text(yaml.safe_dump(toc))
+    (project.root / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False))
 
 
 def smallest_book(root: Path) -> Project:
