@@ -82,9 +82,9 @@ def test_has_the_form_of_every_chapter(path):
     chapter, cells = read_chapter(path), read(path).cells
     kernel = read(path).metadata.get("kernelspec", {}).get("name")
     assert kernel == "python3", "name of the kernel"
-    tags = [c.source for c in code_cells(path) if tagged(c, "parameters")]
-    assert len(tags) == 1, "one cell is tagged `parameters`"
-    names = {*re.findall(r"^(\w+)(?:: .+?)? = ", tags[0], re.MULTILINE)}
+    sources = [c.source for c in code_cells(path) if tagged(c, "parameters")]
+    assert len(sources) == 1, "one cell is tagged `parameters`"
+    names = {*re.findall(r"^(\w+)(?:: .+?)? = ", sources[0], re.MULTILINE)}
     short = chapter.metadata.get("cdopt_tutorial", {}).get("short")
     assert short, "it needs a short profile"
     assert short.keys() <= names, "parameters of its short profile"

@@ -82,9 +82,9 @@ def test_every_page_is_offline_quiet_fits_and_keeps_nobody_out(browser, site, ro
             assert seen["follows"] and seen["wide"] <= 0, at
             assert seen["unseen"] == seen["open"] == faults == [], (at, faults)
             is_chapter = name.startswith("notebooks/")
-            asked = f"{name}: a chapter asks two questions, each with its answer"
+            asked = f"a chapter asks two questions, each with its answer: {at}"
             assert seen["questions"] == seen["answers"] >= 2 * is_chapter, asked
-            asked = f"{name}: a chapter has a figure without `turn`, its diagram"
+            asked = f"a chapter has a figure without `turn`, its diagram: {at}"
             assert seen["figures"] or not is_chapter, asked
         if served and name in ASKED:
             ask_axe(page, name)
